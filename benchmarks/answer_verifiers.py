@@ -1,9 +1,10 @@
 """How often verifiers of mathematical answers agree with the truth, on the table of ``plugins/rewards/tests``.
 
-``python benchmarks/answer_verifiers.py --verl FOLDER`` prints a table with a row for each verifier, and one for each kind.
-``FOLDER`` has the unpacked wheel of verl (``pip download --no-deps verl``, ``unzip``); its ``prime_math`` needs pylatexenc
-and antlr4-python3-runtime 4.11. Without it, those of math-verify and TRL run. A verifier gets each accepted answer in turn,
-in a box where nothing marks it, since all of them read LaTeX there. A late or failed comparison is a 0.
+``python benchmarks/answer_verifiers.py --verl FOLDER`` prints a table with a row for each verifier, and one for each
+kind. ``FOLDER`` has the unpacked wheel of verl (``pip download --no-deps verl``, ``unzip``); its ``prime_math`` needs
+pylatexenc and antlr4-python3-runtime 4.11. Without it, those of math-verify and TRL run. A verifier gets each
+accepted answer in turn, in a box where nothing marks it, since all of them read LaTeX there. A late or failed
+comparison is a 0.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class Reward(ABC):
         return []
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - most rewards can score any prompt
-        """Refuse prompts that cannot be scored; called after :meth:`notes` with all that are read before the first step.
+        """Refuse prompts that cannot be scored; called after :meth:`notes` with all that are read before the first
+        step.
 
         Raises:
             ConfigError: A prompt's answer or metadata is not what the reward needs; the message names its uid.

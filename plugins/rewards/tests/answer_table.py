@@ -1,4 +1,5 @@
-"""The table of answers: references, completions and their truth by hand, of the kinds that data sets and models write."""
+"""The table of answers: references, completions and their truth by hand, of the kinds that data sets and "
+"models write."""
 
 from __future__ import annotations
 

@@ -55,6 +55,6 @@ def test_options_are_those_of_all_verifiers(make_sample):
 @pytest.mark.parametrize("answer", ["Paris", 4, "E", float("nan"), True])
 def test_answers_that_are_no_choice_stop_a_run(make_sample, answer):
     sample = make_sample("B", answer, choices=["1", "2", "3", "4"])
-    with pytest.raises(ConfigError, match="'multiplechoice' cannot use the answer of prompt 'train.jsonl:0'"):
+    with pytest.raises(ConfigError, match=r"'multiplechoice' cannot use the answer of prompt 'train.jsonl:0'"):
         MultipleChoice().check_prompts([sample.prompt])
     assert isinstance(MultipleChoice().score([sample])[0], RewardError)

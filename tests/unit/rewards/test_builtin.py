@@ -58,7 +58,7 @@ def test_exact_match_without_an_answer_is_an_error(make_sample):
 def test_exact_match_refuses_nan(make_sample):
     sample = make_sample("nan", float("nan"))
     assert isinstance(ExactMatch().score([sample])[0], RewardError)
-    with pytest.raises(ConfigError, match="'exactmatch' cannot use the answer of prompt 'train.jsonl:0'"):
+    with pytest.raises(ConfigError, match=r"'exactmatch' cannot use the answer of prompt 'train.jsonl:0'"):
         ExactMatch().check_prompts([sample.prompt])
 
 

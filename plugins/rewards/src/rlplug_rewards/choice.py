@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rlplug.errors import ConfigError
@@ -60,7 +60,7 @@ class MultipleChoice(AnswerReward):
         return float(letter is not None and letter in accepted)
 
     def _texts(self, prompt: Prompt) -> list[str]:
-        choices = prompt.metadata.get(self.choices_key)
+        choices: Any = prompt.metadata.get(self.choices_key)
         if isinstance(choices, Mapping):
             choices = choices.get("text")
         if hasattr(choices, "tolist"):

@@ -24,9 +24,9 @@ class MathVerify(AnswerReward):
 
     Numbers, units, sets, intervals, equations and expressions are compared by meaning: docs/answers.md has the rules.
     Notation that these do not know, such as an integral, is compared by math-verify. The prompt's answer is plain text
-    or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), a number, or a list of those that are accepted; a solution may mark
-    it with ``####`` or ``\boxed{}``. One that cannot be read stops the run at its start. Each sample is scored in a
-    process of its own, and a comparison that takes too long is an error.
+    or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), a number, or a list of those that are accepted; a solution may
+    mark it with ``####`` or ``\boxed{}``. One that cannot be read stops the run at its start. Each sample is scored
+    in a process of its own, and a comparison that takes too long is an error.
 
     Args:
         answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is

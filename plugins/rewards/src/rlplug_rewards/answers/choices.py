@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 LEAD: Final = re.compile(r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's)\b[,:]?\s*)+", re.IGNORECASE)
 LETTERS: Final = "ABCDEFGHIJ"
-LETTER: Final = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(?\[?\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z])"
+LETTER: Final = (
+    r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(?\[?\s*(?:\\(?:text|textbf"
+    r"|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z])"
+)
 NAMED: Final = re.compile(
-    r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bshould be\b|:|=|：)"
+    r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|\bare\b"
+    r"|\bwould be\b|\bmust be\b|\bshould be\b|:|=|：)"
     r"|\b(?:answer|choose|chose|choosing|pick|select|selected|go with|going with|choice|option)\b)\W{0,6}?"
     r"(?:\s*(?:therefore|thus|then|clearly|simply|indeed|option|choice|letter|answer|the|is|likely|best|correct)\b\W{0,4}?)*\s*"
     + LETTER,
@@ -26,7 +29,10 @@ DENIED: Final = re.compile(
     r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b",
     re.IGNORECASE,
 )
-DENIED_BEHIND: Final = re.compile(r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b|n['’]t\b|incorrect|wrong|false|too\b|excluded|out\b)", re.IGNORECASE)
+DENIED_BEHIND: Final = re.compile(
+    r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b|n['’]t\b|incorrect|wrong|false|too\b|excluded|out\b)",
+    re.IGNORECASE,
+)
 SEVERAL: Final = re.compile(
     r"(?<![A-Za-z'’])[*_(\[]*([A-J])[)*_\]]*\s*(?:,|/|&|and|or)\s*(?:\band\b|\bor\b)?\s*[*_(\[]*([A-J])(?![A-Za-z'’])"
 )
@@ -66,11 +72,7 @@ def _marked(text: str) -> str | None:
 
 def _in_prose(text: str) -> str | None:
     text = LEAD.sub("", text, count=1) if len(text) < 200 else text
-    if (
-        len(text) < 200
-        and "\n" not in text.strip()
-        and (match := ALONE.fullmatch(text) or FIRST.match(text)) is not None
-    ):
+    if len(text) < 200 and "\n" not in text.strip() and (ALONE.fullmatch(text) or FIRST.match(text)):
         return _marked(text)
     named = _last_of(NAMED, text)
     if named is not None or NAMED.search(text):
@@ -112,8 +114,3 @@ def _has_other(text: str, at: int) -> bool:
         )
         is not None
     )
-
-
-def letters_of(count_or_letters: str | Sequence[str]) -> str:
-    """Return the letters of choices in a row."""
-    return "".join(count_or_letters).upper()

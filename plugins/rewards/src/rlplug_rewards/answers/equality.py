@@ -9,7 +9,16 @@ from typing import Final
 
 import mpmath
 
-from rlplug_rewards.answers.expressions import Expression, equal, equal_numbers, read_expression
+from rlplug_rewards.answers.expressions import (
+    Expression,
+    divide,
+    equal,
+    equal_numbers,
+    multiply,
+    points,
+    read_expression,
+    subtract,
+)
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.regions import pair_as_region
@@ -93,8 +102,6 @@ def _scaled(quantity: Quantity) -> Expression:
 
 
 def _product(one: Expression, other: Expression) -> Expression:
-    from rlplug_rewards.answers.expressions import multiply
-
     return Expression(
         lambda point: multiply(one.compute(point), other.compute(point)),
         one.names | other.names,
@@ -140,7 +147,8 @@ def _same_items(one: Value, other: Value) -> bool:
     parts = [[_unlabelled(part) for part in items.parts] for items in (one, other)]
     if one.brackets in SETS and other.brackets in SETS:
         are_sets = "⦃⦄" in (one.brackets, other.brackets)
-        return _in_any_order(*(_distinct(each) if are_sets else each for each in parts))
+        left_parts, right_parts = (_distinct(each) if are_sets else each for each in parts)
+        return _in_any_order(left_parts, right_parts)
     if "⦃⦄" in (one.brackets, other.brackets):
         return False
     if {one.brackets, other.brackets} == {"()", "[]"} and len(one.parts) == 2:
@@ -213,8 +221,8 @@ def _same_grids(one: Value, other: Value) -> bool:
             return False
         if not one.is_cases:
             return all(_in_order(left, right) for left, right in zip(one.rows, other.rows, strict=True))
-        rows = [[Items("()", row) for row in grid.rows] for grid in (one, other)]
-        return _in_any_order(*rows, is_same=_same_cases)
+        left_rows, right_rows = ([Items("()", row) for row in grid.rows] for grid in (one, other))
+        return _in_any_order(left_rows, right_rows, _same_cases)
     grid, items = (one, other) if isinstance(one, Grid) else (other, one)
     if not isinstance(grid, Grid) or not isinstance(items, Items) or items.brackets not in ("()", "⟨⟩", "[]"):
         return False
@@ -293,8 +301,6 @@ def _is_symbol(label: str) -> bool:
 
 def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, sign: str) -> bool:
     """Return whether ``a - b`` is ``c - d`` times a constant, which is positive for an inequality."""
-    from rlplug_rewards.answers.expressions import divide, subtract
-
     names = a.names | b.names | c.names | d.names
     if (a.names | b.names) != (c.names | d.names):
         return False
@@ -305,9 +311,7 @@ def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, s
         names,
         "",
     )
-    from rlplug_rewards.answers.expressions import _points
-
-    first = next((value for point in _points(sorted(names)) if (value := quotient.at(point)) is not None), None)
+    first = next((value for point in points(sorted(names)) if (value := quotient.at(point)) is not None), None)
     if first is None or not first:
         return False
     with mpmath.workdps(60):

@@ -1,7 +1,7 @@
 r"""Algebraic expressions: read by precedence, and evaluated exactly or with 60 digits.
 
-Two expressions are equal when they have the same value at random points. Nothing is simplified, so nothing runs for ever,
-and a number that is too large is refused before it is computed.
+Two expressions are equal when they have the same value at random points. Nothing is simplified, so nothing runs for
+ever, and a number that is too large is refused before it is computed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,38 @@ FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "lg": mpmath.log10,
 }
 GREEK: Final = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega Gamma Delta Theta "
-    "Lambda Xi Sigma Phi Psi Omega".split()
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "phi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Sigma",
+        "Phi",
+        "Psi",
+        "Omega",
+    ]
 )
 WORDS: Final = sorted(
     [*FUNCTIONS, "sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"],
@@ -107,7 +137,7 @@ def equal(one: Expression, other: Expression) -> bool:
     if not names:
         return equal_numbers(one, other)
     found = 0
-    for point in _points(names):
+    for point in points(names):
         left, right = one.at(point), other.at(point)
         if any(value < 0 for value in point.values()) and not (_is_real(left) and _is_real(right)):
             continue  # roots and logarithms of negative numbers have several values
@@ -163,7 +193,7 @@ def _close(left: Number, right: Number) -> bool:
         return bool(abs(left - right) <= mpmath.mpf(10) ** -45 * max(abs(left), abs(right), mpmath.mpf(10) ** -30))
 
 
-def _points(names: list[str]) -> list[dict[str, Fraction]]:
+def points(names: list[str]) -> list[dict[str, Fraction]]:
     """Return points with values of both signs and several sizes, the same ones for the same names."""
     points = []
     for number in range(10):

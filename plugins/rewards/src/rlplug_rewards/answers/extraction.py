@@ -29,7 +29,8 @@ THOUGHTS: Final = (
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
-"""What begins and ends a thought, in the texts of DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss, Gemma and others."""
+"""What begins and ends a thought, in the texts of DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss, Gemma "
+    "and others."""
 END_TOKENS: Final = (
     *(
         f"<|{name}|>"
@@ -158,7 +159,7 @@ def _box_at(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
         if text[at] not in "-0123456789" and not (at > match.end() and text[at].isalnum()):
             return None
         end = at + 1
-        while end < len(text) and (text[end].isalnum() or text[end] in ".,/" and text[end + 1 : end + 2].isdigit()):
+        while end < len(text) and (text[end].isalnum() or (text[end] in ".,/" and text[end + 1 : end + 2].isdigit())):
             end += 1
         return match.start(), end, text[at:end]
     depth, end = 0, at

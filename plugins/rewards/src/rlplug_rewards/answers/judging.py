@@ -14,7 +14,6 @@ from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.values import Items, Value, Words
 
-
 SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
 """A sum of symbols that a question asks for, such as ``m + n``."""
 

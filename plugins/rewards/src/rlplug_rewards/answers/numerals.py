@@ -3,7 +3,8 @@ r"""Numerals: thousands, mixed numbers, repeating decimals, scientific notation,
 ``join`` rewrites those in a text that :func:`~rlplug_rewards.answers.notation.clean` returned:
 
 - Thousands are groups of three digits: ``1,234``, ``10\,000``, ``10 000``, ``1,00,000``. ``1, 234`` is two numbers.
-- A mixed number is a whole number before a proper fraction: ``1 1/2`` and ``1\frac{1}{2}`` are 3/2; ``2\frac{5}{3}`` is a product.
+- A mixed number is a whole number before a proper fraction: ``1 1/2`` and ``1\frac{1}{2}`` are 3/2; ``2\frac{5}{3}``
+  is a product.
 - Repeating decimals: ``0.\overline{3}``, ``0.(3)``, ``0.333...``.
 - Scientific notation: ``3e8``, ``3 \times 10^8``, ``3 x 10^8``.
 """
@@ -28,12 +29,14 @@ REPEATED: Final = re.compile(
 )
 ENDLESS: Final = re.compile(r"(?<!\d)(\d*)\.(\d+)\s*\.\.\.")
 MIXED: Final = re.compile(
-    r"(?<![\d.^_/A-Za-z}\)])(?<!\^\{)(\d+)(?: *\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?: +| ?- ?(?=\d+/))(\d+)\s*/\s*(\d+))(?![\d.^])"
+    r"(?<![\d.^_/A-Za-z}\)])(?<!\^\{)(\d+)(?: *\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?: +"
+    r"| ?- ?(?=\d+/))(\d+)\s*/\s*(\d+))(?![\d.^])"
 )
 POWER_OF_TEN: Final = re.compile(r"(?<=[\d.])\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 EXPONENT: Final = re.compile(r"(?<![\w.])(\d++\.?+\d*+|\.\d++)[eE]([+-]?\d{1,4})(?![\w.])")
 BASE: Final = re.compile(
-    r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*(?:_\s*\{?\s*(?:«\s*)?(?:base\s*)?(\w+)\s*»?\s*\}?|(?:\(|«\s*\(?|,)?\s*(?:in )?base[ -]+(\w+)\s*\)?»?)"
+    r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*(?:_\s*\{?\s*(?:«\s*)?(?:base\s*)?(\w+)\s*»?\s*\}?|(?:\(|«\s*\(?"
+    r"|,)?\s*(?:in )?base[ -]+(\w+)\s*\)?»?)"
 )
 BASES: Final = {
     "two": 2,
@@ -48,8 +51,29 @@ BASES: Final = {
     "sixteen": 16,
 }
 BASES_OF_NAMES: Final = BASES | {"eleven": 11, "twelve": 12, "binary": 2, "octal": 8, "hex": 16}
-UNITS: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+UNITS: Final = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS: Final = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 WORDS: Final = {word: number for number, word in enumerate(UNITS)} | {
     word: 10 * number for number, word in enumerate(TENS, 2)
 }
@@ -133,14 +157,13 @@ def _exact(whole: str, fixed: str, period: str) -> str:
 
 
 def in_base(text: str) -> Fraction | None:
-    """Return the value of a numeral that names its base, such as ``101_2``, ``1A_{16}``, ``0b101``, ``101 (base 2)``."""
+    """Return the value of a numeral that names its base, such as ``101_2``, ``1A_{16}``, ``0b101``, ``101 "
+    "(base 2)``."""
     if re.fullmatch(r"-?0[bB][01]+|-?0[xX][0-9a-fA-F]+|-?0[oO][0-7]+", text):
         return Fraction(int(text, 0))
     match = BASE.fullmatch(text)
-    if (
-        match is None
-        or not any(each.isdigit() for each in match[1])
-        and not (match[1].isupper() and match[1].isalpha())
+    if match is None or (
+        not any(each.isdigit() for each in match[1]) and not (match[1].isupper() and match[1].isalpha())
     ):
         return None
     name = (match[2] or match[3]).lower()

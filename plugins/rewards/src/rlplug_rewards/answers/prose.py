@@ -1,6 +1,6 @@
 """The part of unmarked prose that is its answer: the last sentence that says what the answer is, else the last one.
 
-A sentence that denies, doubts or asks has no answer. What follows words of correction ("wait", "actually") counts alone.
+A sentence that denies, doubts or asks has no answer. What follows words of correction, such as "wait", counts alone.
 """
 
 from __future__ import annotations
@@ -17,45 +17,55 @@ CUE: Final = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 VERB: Final = re.compile(
-    r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have|need|needs|"
+    r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
+    r"|need|needs|"
     r"costs?|earns?|pays?|spends?|takes?|sells?|total of|to)\b|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
 ADVERBS: Final = re.compile(
-    r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to|equals|given by|is|"
+    r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
+    r"|equals|given by|is|"
     r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
 LEAD: Final = re.compile(
-    r"^(?:(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently|accordingly|in total|in conclusion|as a result|"
-    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i get|it is|it's|that's|this is|that is|there are|"
+    r"^(?:(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently|accordingly|in total"
+    r"|in conclusion|as a result|"
+    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i get|it is|it's|that's"
+    r"|this is|that is|there are|"
     r"there is|which is|it equals|that)\b[,:]?\s*)+",
     re.IGNORECASE,
 )
 ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?)\s+\(.*\)$")
 """A number with a remark in brackets, which is no product in prose."""
 CLAUSE: Final = re.compile(
-    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)|so that|if|after|assuming|"
-    r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with|while|hence|therefore)\b).*",
+    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
+    r"|so that|if|after|assuming|"
+    r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with"
+    r"|while|hence|therefore)\b).*",
     re.IGNORECASE | re.DOTALL,
 )
 DOUBT: Final = re.compile(
-    r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess|couldn['’]t|could|"
+    r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess"
+    r"|couldn['’]t|could|"
     r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
     re.IGNORECASE,
 )
 MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
 """Emphasis, and text in mathematics."""
 BOUND: Final = re.compile(
-    r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
+    r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger"
+    r"|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
 CORRECTION: Final = re.compile(
     r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
-    r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake|error)|no,|on second thought)\b",
+    r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake"
+    r"|error)|no,|on second thought)\b",
     re.IGNORECASE,
 )
 SENTENCE_END: Final = re.compile(r"(?:[.!?](?:[*_\"'”)]{0,3})(?=\s+[A-Z*\\$\"“(]|\s*$)|\n)", re.MULTILINE)
+CURRENCY: Final = re.compile(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))")
 LONGEST: Final = 4000
 """Characters at the end of a completion in which unmarked answers are looked for."""
 
@@ -72,9 +82,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
     if not text:
         return
-    cue: re.Match[str] | None = None
-    for cue in CUE.finditer(text):
-        pass
+    cue = _last(CUE, text)
     if cue is not None:
         sentence = _first_sentence(text[cue.end() :])
         if sentence.strip(" *_:$"):
@@ -89,9 +97,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     if _doubts(sentence):
         return
     yield sentence
-    verb: re.Match[str] | None = None
-    for verb in VERB.finditer(sentence):
-        pass
+    verb = _last(VERB, sentence)
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
     if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
@@ -102,7 +108,7 @@ def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
     whole = text.rstrip(" .!*_")
     if whole.count("}") > whole.count("{"):  # of JSON
-        whole = whole.rstrip('}"\' \n')
+        whole = whole.rstrip("}\"' \n")
     cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
     if cut and cut != whole:
         yield cut
@@ -123,6 +129,13 @@ def _only_number(sentence: str) -> Iterator[str]:
     numbers = re.findall(r"(?<![\w.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![\w/^])", sentence)
     if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
         yield numbers[0].rstrip(",")
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found: re.Match[str] | None = None
+    for match in pattern.finditer(text):
+        found = match
+    return found
 
 
 def _doubts(sentence: str) -> bool:
@@ -155,9 +168,8 @@ def _end_of_sentence(text: str, begin: int) -> int:
     """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
     for match in SENTENCE_END.finditer(text, begin):
         before = text[begin : match.start()]
-        if before.count("$") - before.count("\\$") - len(
-            re.findall(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))", before)
-        ) in (0,) or (before.count("$") % 2 == 0):
-            if before.count("\\[") == before.count("\\]") and before.strip():
-                return match.end()
+        marks = before.count("$") - before.count("\\$") - len(CURRENCY.findall(before))
+        is_outside = marks == 0 or before.count("$") % 2 == 0
+        if is_outside and before.count("\\[") == before.count("\\]") and before.strip():
+            return match.end()
     return len(text)

@@ -7,7 +7,14 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from rlplug_rewards.answers.expressions import FUNCTIONS, Expression, Unreadable, read_expression
+from rlplug_rewards.answers.expressions import (
+    FUNCTIONS,
+    Expression,
+    Unreadable,
+    equal_numbers,
+    multiply,
+    read_expression,
+)
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.numerals import in_base, in_words, join
 from rlplug_rewards.answers.regions import ALL, INFINITY, MINUS_INFINITY, read_region
@@ -22,13 +29,17 @@ MOST_SPLITS: Final = 12
 """Places at which a number may end and its unit begin."""
 CONSTANT_WORDS: Final[dict[str, Value]] = {
     **dict.fromkeys(
-        ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty", "there is no solution",
+        ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty",
+            "there is no solution",
          "there are no solutions", "has no solution", "no such x", "no such x exists", "none exist"), NOTHING),
     **dict.fromkeys(
-        ("all real numbers", "all reals", "all real number", "all real x", "all real values", "reals", "real numbers", "any real number", "mathbb r",
-         "every real number", "set of all real numbers", "set of real numbers", "all real values of x", "x is any real number", "x in mathbb r"), ALL),
+        ("all real numbers", "all reals", "all real number", "all real x", "all real values", "reals",
+            "real numbers", "any real number", "mathbb r",
+         "every real number", "set of all real numbers", "set of real numbers", "all real values of x",
+             "x is any real number", "x in mathbb r"), ALL),
     **dict.fromkeys(("dne", "does not exist", "limit does not exist", "doesn't exist"), Words("dne")),
-    **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions"), Words("infinite")),
+    **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions",
+        "infinite number of solutions"), Words("infinite")),
     **dict.fromkeys(("yes", "true", "correct"), Words("true")),
     **dict.fromkeys(("no", "false"), Words("false")),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Quantity(INFINITY)),
@@ -56,17 +67,21 @@ NAMES_OF_LENGTHS: Final = re.compile(
 ANGLE: Final = re.compile(r"(\d+)\s*\\deg\s*(\d+)\s*'\s*(?:(\d+)\s*(?:\"|''))?")
 NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
 EXCEPT: Final = re.compile(
-    r"«?\s*(?:the set of )?(?:all|any|every) real(?:s| numbers?| values?)?(?: x)?,?\s*(?:except|but|other than|excluding)(?: for)?"
+    r"«?\s*(?:the set of )?(?:all|any|every) real(?:s| numbers?| values?)?(?: x)?,?\s*(?:except|but|other than"
+    r"|excluding)(?: for)?"
     r"\s*(?:x\s*=)?\s*»?\s*(?:x\s*=)?\s*([^»]+?)\s*»?",
     re.IGNORECASE,
 )
 NAMES: Final = re.compile(r"\(\s*[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\s*\)")
 ABOUT: Final = re.compile(
-    r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
+    r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are"
+    r"|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
     re.IGNORECASE,
 )
 PERCENT: Final = re.compile(
-    r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit|loss)\b[\w\s]*)?\s*$",
+    r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct"
+    r"|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit"
+    r"|loss)\b[\w\s]*)?\s*$",
     re.IGNORECASE,
 )
 UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$])(?=[A-Za-z«\\¢])")
@@ -271,8 +286,6 @@ def _equation(parts: list[str], depth: int) -> Value | None:
     if isinstance(value, Quantity) and left is not None:
         if not left.names and not value.expression.names:
             sides = [_expression(part) for part in parts[:-1]]
-            from rlplug_rewards.answers.expressions import equal_numbers
-
             same = all(side is not None and (side.names or equal_numbers(side, value.expression)) for side in sides)
             return value if same or value.unit is not None or value.is_percent else None
         return Relation("=", "", left, value)
@@ -363,7 +376,11 @@ def _list(text: str, depth: int) -> Value | None:
 
 def _flat(values: tuple[Value, ...]) -> tuple[Value, ...]:
     r"""Return values of which those that are lists themselves, such as ``\pm 3``, are several."""
-    return tuple(part for value in values for part in (value.parts if isinstance(value, Items) and not value.brackets else (value,)))
+    return tuple(
+        part
+        for value in values
+        for part in (value.parts if isinstance(value, Items) and not value.brackets else (value,))
+    )
 
 
 def _split_words(text: str) -> list[str]:
@@ -476,15 +493,18 @@ def _with_unit(text: str) -> Value | None:
             continue
         scaled = re.match(r"«?\s*(hundred|thousand|million|billion|trillion|dozen)\b\s*»?\s*", unit)
         if scaled is not None and expression.value is not None:
-            scale = in_words(scaled[1])
-            value, rest = expression.value, unit[scaled.end() :]
-            expression = Expression(lambda _, value=value: value * scale, frozenset(), number)  # type: ignore[misc]
+            expression = _times(expression, in_words(scaled[1]))
+            rest = unit[scaled.end() :]
             if not rest:
                 return Quantity(expression)
             unit = rest
         if (found := read_unit(unit)) is not None:
             return Quantity(expression, found)
     return None
+
+
+def _times(expression: Expression, scale: Fraction | None) -> Expression:
+    return Expression(lambda point: multiply(expression.compute(point), scale), expression.names, expression.text)
 
 
 def _with_known_unit(text: str) -> Value | None:

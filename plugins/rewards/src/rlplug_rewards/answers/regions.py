@@ -216,9 +216,11 @@ def _overlap(one: Span, other: Span) -> Span | None:
 
 def _made(spans: list[Span]) -> Region:
     """Return a region of spans in order, of which those that touch are one."""
-    ordered = sorted(
-        spans, key=cmp_to_key(lambda one, other: _compare(one.low, other.low) or other.has_low - one.has_low)
-    )
+
+    def in_order(one: Span, other: Span) -> int:
+        return _compare(one.low, other.low) or other.has_low - one.has_low
+
+    ordered = sorted(spans, key=cmp_to_key(in_order))
     merged: list[Span] = []
     for span in ordered:
         if _compare(span.low, span.high) > 0:

@@ -1,7 +1,7 @@
 """Units: what stands behind a number, as a dimension with a factor, or as the words of what is counted.
 
-Two units are the same where both are known and have one dimension (``500 cm`` is ``5 m``), or share a word (``5 red balls``,
-``5 balls``). A number without a unit goes with any.
+Two units are the same where both are known and have one dimension (``500 cm`` is ``5 m``), or share a word (``5 red
+balls``, ``5 balls``). A number without a unit goes with any.
 """
 
 from __future__ import annotations
@@ -33,25 +33,34 @@ class Unit:
 def _table() -> dict[str, tuple[str, int, Fraction]]:
     """Return base unit, power and factor by name. Names of one letter are told from symbols by where they stand."""
     rows = """
-    m metre metres meter meters = m 1 1; km kilometer kilometers kilometre kilometres = m 1 1000; cm centimeter centimeters centimetre centimetres = m 1 1/100
-    mm millimeter millimeters millimetre millimetres = m 1 1/1000; nm nanometer nanometers = m 1 1/1000000000; dm decimeter decimeters = m 1 1/10
-    inch inches in = m 1 254/10000; ft foot feet = m 1 3048/10000; yd yds yard yards = m 1 9144/10000; mi mile miles = m 1 1609344/1000
-    s sec secs second seconds = s 1 1; ms millisecond milliseconds = s 1 1/1000; min mins minute minutes = s 1 60; h hr hrs hour hours = s 1 3600
-    day days = s 1 86400; week weeks = s 1 604800; month months = month 1 1; year years yr yrs = month 1 12; decade decades = month 1 120; century centuries = month 1 1200
-    g gram grams = g 1 1; kg kilogram kilograms kilo kilos = g 1 1000; mg milligram milligrams = g 1 1/1000; ton tons tonne tonnes = g 1 1000000
-    lb lbs pound pounds = lb 1 1; oz ounce ounces = lb 1 1/16
-    L l liter liters litre litres = m 3 1/1000; mL ml milliliter milliliters millilitre = m 3 1/1000000; cc = m 3 1/1000000
-    gallon gallons gal = gal 1 1; quart quarts qt = gal 1 1/4; pint pints = gal 1 1/8; cup cups = gal 1 1/16
-    acre acres = m 2 40468564224/10000000; hectare hectares ha = m 2 10000
-    dollar dollars usd bucks = usd 1 1; cent cents ¢ = usd 1 1/100; dime dimes = usd 1 1/10; nickel nickels = usd 1 1/20; quarter quarters = usd 1 1/4
-    euro euros eur = eur 1 1; gbp sterling = gbp 1 1; yen jpy = jpy 1 1; rupee rupees inr rs = inr 1 1; yuan rmb cny = cny 1 1; peso pesos = peso 1 1; won = krw 1 1
+    m metre metres meter meters = m 1 1; km kilometer kilometers kilometre kilometres = m 1 1000
+    cm centimeter centimeters centimetre centimetres = m 1 1/100
+    mm millimeter millimeters millimetre millimetres = m 1 1/1000; nm nanometer nanometers = m 1 1/1000000000
+    dm decimeter decimeters = m 1 1/10; inch inches in = m 1 254/10000; ft foot feet = m 1 3048/10000
+    yd yds yard yards = m 1 9144/10000; mi mile miles = m 1 1609344/1000; s sec secs second seconds = s 1 1
+    ms millisecond milliseconds = s 1 1/1000; min mins minute minutes = s 1 60; h hr hrs hour hours = s 1 3600
+    day days = s 1 86400; week weeks = s 1 604800; month months = month 1 1; year years yr yrs = month 1 12
+    decade decades = month 1 120; century centuries = month 1 1200; g gram grams = g 1 1
+    kg kilogram kilograms kilo kilos = g 1 1000; mg milligram milligrams = g 1 1/1000
+    ton tons tonne tonnes = g 1 1000000; lb lbs pound pounds = lb 1 1; oz ounce ounces = lb 1 1/16
+    L l liter liters litre litres = m 3 1/1000; mL ml milliliter milliliters millilitre = m 3 1/1000000
+    cc = m 3 1/1000000; gallon gallons gal = gal 1 1; quart quarts qt = gal 1 1/4; pint pints = gal 1 1/8
+    cup cups = gal 1 1/16; acre acres = m 2 40468564224/10000000; hectare hectares ha = m 2 10000
+    dollar dollars usd bucks = usd 1 1; cent cents ¢ = usd 1 1/100; dime dimes = usd 1 1/10
+    nickel nickels = usd 1 1/20; quarter quarters = usd 1 1/4; euro euros eur = eur 1 1; gbp sterling = gbp 1 1
+    yen jpy = jpy 1 1; rupee rupees inr rs = inr 1 1; yuan rmb cny = cny 1 1; peso pesos = peso 1 1; won = krw 1 1
     deg degree degrees = deg 1 1; rad radian radians rads = rad 1 1; arcmin arcminute arcminutes = deg 1 1/60
-    N newton newtons = newton 1 1; J joule joules = joule 1 1; kJ kilojoule kilojoules = joule 1 1000; W watt watts = watt 1 1; kW kilowatt kilowatts = watt 1 1000
-    MW megawatt megawatts = watt 1 1000000; kWh = joule 1 3600000; cal calorie calories = calorie 1 1; kcal = calorie 1 1000; eV = ev 1 1; keV = ev 1 1000; MeV = ev 1 1000000
-    V volt volts = volt 1 1; mV = volt 1 1/1000; kV = volt 1 1000; A amp amps ampere amperes = ampere 1 1; mA = ampere 1 1/1000; ohm ohms = ohm 1 1; C coulomb coulombs = coulomb 1 1
-    Hz hertz = hertz 1 1; kHz = hertz 1 1000; MHz = hertz 1 1000000; GHz = hertz 1 1000000000; Pa pascal pascals = pascal 1 1; kPa = pascal 1 1000; MPa = pascal 1 1000000
-    atm = atm 1 1; bar = pascal 1 100000; K kelvin kelvins = kelvin 1 1; celsius = celsius 1 1; fahrenheit = fahrenheit 1 1; mol mole moles = mol 1 1; mmol = mol 1 1/1000
-    M molar = molar 1 1; T tesla = tesla 1 1; F farad farads = farad 1 1; bit bits = bit 1 1; byte bytes = bit 1 8; kb KB = bit 1 8000; MB = bit 1 8000000; GB = bit 1 8000000000
+    N newton newtons = newton 1 1; J joule joules = joule 1 1; kJ kilojoule kilojoules = joule 1 1000
+    W watt watts = watt 1 1; kW kilowatt kilowatts = watt 1 1000; MW megawatt megawatts = watt 1 1000000
+    kWh = joule 1 3600000; cal calorie calories = calorie 1 1; kcal = calorie 1 1000; eV = ev 1 1; keV = ev 1 1000
+    MeV = ev 1 1000000; V volt volts = volt 1 1; mV = volt 1 1/1000; kV = volt 1 1000
+    A amp amps ampere amperes = ampere 1 1; mA = ampere 1 1/1000; ohm ohms = ohm 1 1
+    C coulomb coulombs = coulomb 1 1; Hz hertz = hertz 1 1; kHz = hertz 1 1000; MHz = hertz 1 1000000
+    GHz = hertz 1 1000000000; Pa pascal pascals = pascal 1 1; kPa = pascal 1 1000; MPa = pascal 1 1000000
+    atm = atm 1 1; bar = pascal 1 100000; K kelvin kelvins = kelvin 1 1; celsius = celsius 1 1
+    fahrenheit = fahrenheit 1 1; mol mole moles = mol 1 1; mmol = mol 1 1/1000; M molar = molar 1 1
+    T tesla = tesla 1 1; F farad farads = farad 1 1; bit bits = bit 1 1; byte bytes = bit 1 8; kb KB = bit 1 8000
+    MB = bit 1 8000000; GB = bit 1 8000000000
     """
     table: dict[str, tuple[str, int, Fraction]] = {}
     for row in re.split(r"[;\n]", rows):
@@ -74,15 +83,112 @@ RATES: Final = {
 }
 CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee", "₩": "won", "¢": "cent"}
 REFUSED: Final = frozenset(
-    "or and not than to if then when squared cubed factorial times plus minus over half halves thirds negative base mod is are be was "
-    "equals equal remainder either neither nor but except because so since while sqrt sin cos tan log ln pi infinity x y z but versus vs with "
-    "without wait no wrong incorrect".split()
+    [
+        "or",
+        "and",
+        "not",
+        "than",
+        "to",
+        "if",
+        "then",
+        "when",
+        "squared",
+        "cubed",
+        "factorial",
+        "times",
+        "plus",
+        "minus",
+        "over",
+        "half",
+        "halves",
+        "thirds",
+        "negative",
+        "base",
+        "mod",
+        "is",
+        "are",
+        "be",
+        "was",
+        "equals",
+        "equal",
+        "remainder",
+        "either",
+        "neither",
+        "nor",
+        "but",
+        "except",
+        "because",
+        "so",
+        "since",
+        "while",
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "log",
+        "ln",
+        "pi",
+        "infinity",
+        "x",
+        "y",
+        "z",
+        "but",
+        "versus",
+        "vs",
+        "with",
+        "without",
+        "wait",
+        "no",
+        "wrong",
+        "incorrect",
+    ]
 )
 IGNORED: Final = frozenset(
-    "a an the of in total altogether each every all more different possible ways way only left remaining other total: value ones one it its".split()
+    [
+        "a",
+        "an",
+        "the",
+        "of",
+        "in",
+        "total",
+        "altogether",
+        "each",
+        "every",
+        "all",
+        "more",
+        "different",
+        "possible",
+        "ways",
+        "way",
+        "only",
+        "left",
+        "remaining",
+        "other",
+        "total:",
+        "value",
+        "ones",
+        "one",
+        "it",
+        "its",
+    ]
 )
 COUNTING: Final = frozenset(
-    "ways way times total units unit items item things thing solutions solution values pieces".split()
+    [
+        "ways",
+        "way",
+        "times",
+        "total",
+        "units",
+        "unit",
+        "items",
+        "item",
+        "things",
+        "thing",
+        "solutions",
+        "solution",
+        "values",
+        "pieces",
+    ]
 )
 TOKEN: Final = re.compile(
     r"\s*(?:([A-Za-z¢Ω]+)\s*(?:\^\s*\{?\s*(-?\d)\s*\}?)?|(/|\*|\\cdot|\\times|-|\.(?=\s|$))|(\()|(\)))"

@@ -20,7 +20,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Items:
-    """Several values. ``brackets`` is empty for a plain list, else such as ``()``, ``[]``, ``⦃⦄``, ``⟨⟩``; ``:`` for a ratio."""
+    """Several values. ``brackets`` is empty for a plain list, else such as ``()``, ``[]``, ``⦃⦄``, ``⟨⟩``; "
+    "``:`` for a ratio."""
 
     brackets: str
     parts: tuple[Value, ...]
@@ -38,7 +39,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Region:
-    """Intervals in ascending order that do not touch; none for the empty set. ``name`` is the symbol, if one is named."""
+    """Intervals in ascending order that do not touch; none for the empty set. ``name`` is the symbol, if one "
+    "is named."""
 
     spans: tuple[Span, ...]
     name: str = ""

@@ -6,10 +6,10 @@ this one's memory. So the code never sees what is expected of it, and what it pr
 no verdict.
 
 - *Cases*: the code is a program; what it prints for an input is compared here.
-- *Tests*: statements run here, in which names of the code are its data or stand-ins (:mod:`code_stand_ins`). Which names
-  are the code's follows from the row alone; Python's built-ins and modules mean what they mean in Python. A call goes to
-  the process of the code, and data comes back by value: numbers, text, containers and what the standard library makes of
-  them; what the call changed in its arguments is changed here. Other objects stay there.
+- *Tests*: statements run here, in which names of the code are its data or stand-ins (:mod:`code_stand_ins`). Which
+  names are the code's follows from the row alone; Python's built-ins and modules mean what they mean in Python. A
+  call goes to the process of the code, and data comes back by value: numbers, text, containers and what the standard
+  library makes of them; what the call changed in its arguments is changed here. Other objects stay there.
 
 The kernel keeps the code from this process's memory and pipes (``PR_SET_DUMPABLE``, prctl(2)). Where the code can end
 this process, it fails all tests.

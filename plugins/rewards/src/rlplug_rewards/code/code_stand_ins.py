@@ -1,9 +1,10 @@
 """Stand-ins for objects of the code's process, for the tests of :mod:`rlplug_rewards.code.code_checker`.
 
-A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With plain
-data it is never equal and in no order, and no number comes of it: else an object of the code could decide a comparison with
-what is expected of it. An object that the test itself makes, by calling a class with a capital letter, is compared by its
-class's own methods, which are what such a test is about. It uses the standard library alone.
+A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With
+plain data it is never equal and in no order, and no number comes of it: else an object of the code could decide a
+comparison with what is expected of it. An object that the test itself makes, by calling a class with a capital
+letter, is compared by its class's own methods, which are what such a test is about. It uses the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class Solution:
         return named
 
     def ask(self, operation: str, target: int, *arguments: Any, **named: Any) -> Any:
-        """Return what an operation on one of the code's objects gives; what it changes in its arguments is changed here.
+        """Return what an operation on one of the code's objects gives; what it changes in its arguments is changed
+        here.
 
         Raises:
             Exception: What the code raised: a class of Python's own or of the code, otherwise ``RuntimeError``.

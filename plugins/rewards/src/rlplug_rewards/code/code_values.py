@@ -1,7 +1,7 @@
 """Values that cross between the process that tests and the process of the code: trees of literals.
 
-Atoms are themselves; everything else is a tuple of its kind and its parts, so that no class of the code is ever loaded here.
-A subclass of a number, text or container of Python is its value. It uses the standard library alone.
+Atoms are themselves; everything else is a tuple of its kind and its parts, so that no class of the code is ever
+loaded here. A subclass of a number, text or container of Python is its value. It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 MOST_LEVELS = 60
 MOST_FIELDS = 200
-ITERATORS = (
+ITERATORS: tuple[type[Any], ...] = (
     types.GeneratorType,
     map,
     filter,
@@ -30,8 +30,10 @@ ITERATORS = (
     type(iter(())),
     type(iter(set())),
 )
-PLAIN = (list, tuple, set, frozenset, collections.deque)
-DATES = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
+VIEWS: dict[str, Any] = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+ATOMS: tuple[Any, ...] = (int, str, bytes)
+PLAIN: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+DATES: dict[str, Any] = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
 
 
 def encode(value: Any, other: Callable[[Any], tuple[Any, ...]], levels: int = MOST_LEVELS) -> Any:
@@ -44,9 +46,9 @@ def encode(value: Any, other: Callable[[Any], tuple[Any, ...]], levels: int = MO
     """
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, str, bytes):
-        if isinstance(value, kind):
-            return kind.__new__(kind, value) if type(value) is not kind else value  # type: ignore[call-overload]
+    for atom in ATOMS:
+        if isinstance(value, atom):
+            return value if type(value) is atom else atom.__new__(atom, value)
     if isinstance(value, float):
         number = float.__add__(value, 0.0)
         return number if math.isfinite(number) else ("float", repr(number))
@@ -94,12 +96,10 @@ def _scalar(value: Any) -> tuple[Any, ...] | None:
 
 
 def _view(value: Any, inner: Callable[[Any], Any]) -> tuple[Any, ...] | None:
-    if isinstance(value, type({}.keys())):
-        return ("keys", [inner(each) for each in value])
-    if isinstance(value, type({}.values())):
-        return ("values", [inner(each) for each in value])
-    if isinstance(value, type({}.items())):
-        return ("items", [(inner(key), inner(each)) for key, each in value])
+    for name, kind in VIEWS.items():
+        if isinstance(value, kind):
+            pairs = name == "items"
+            return (name, [(inner(each[0]), inner(each[1])) if pairs else inner(each) for each in value])
     return None
 
 
@@ -137,7 +137,7 @@ def decode(tree: Any, other: Callable[[tuple[Any, ...]], Any]) -> Any:
         name, fields, inner = parts
         if len(fields) > MOST_FIELDS:
             raise ValueError("a named tuple with too many fields")
-        made_class = collections.namedtuple(name, fields)  # type: ignore[misc]  # noqa: PYI024
+        made_class = collections.namedtuple(name, fields)  # type: ignore[misc]
         return made_class(*(decode(each, other) for each in inner))
     return _decode_scalar(kind, parts) if kind in SCALARS else other(tree)
 
@@ -150,7 +150,7 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "Fraction": fractions.Fraction,
     "Decimal": decimal.Decimal,
     "timedelta": datetime.timedelta,
-    **{name: kind.fromisoformat for name, kind in DATES.items()},  # type: ignore[attr-defined]
+    **{name: kind.fromisoformat for name, kind in DATES.items()},
 }
 
 

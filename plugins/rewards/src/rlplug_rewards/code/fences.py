@@ -40,8 +40,8 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """Yield the closed code blocks of a text in order.
 
-    A fence may stand in a list item or a quotation, behind text on its line when it names a language, and be longer than
-    three marks; the fence that closes it has at least as many of the same marks, and no language.
+    A fence may stand in a list item or a quotation, behind text on its line when it names a language, and be longer
+    than three marks; the fence that closes it has at least as many of the same marks, and no language.
     """
     mark = indent = language = ""
     inner: list[str] = []

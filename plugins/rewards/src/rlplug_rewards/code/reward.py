@@ -32,9 +32,9 @@ class CodeReward(Reward):
     """Reward of the share of tests that the Python code in a completion passes.
 
     The code is the last fenced block of the policy's last turn, after its thought, that is marked as Python or not at
-    all. Without one the reward is 0. Tests are in the row of the prompt: statements such as ``assert double(2) == 4`` in one field, cases of
-    standard input and output in another. Code and tests run in the sandbox of tools, each test in processes of its own,
-    apart from what it expects; code that is late, crashes, or ends the test passes none.
+    all. Without one the reward is 0. Tests are in the row of the prompt: statements such as ``assert double(2) == 4``
+    in one field, cases of standard input and output in another. Code and tests run in the sandbox of tools, each test
+    in processes of its own, apart from what it expects; code that is late, crashes, or ends the test passes none.
 
     Args:
         tests_key: Field of a row with tests: a list of texts, each one or more Python statements.
@@ -115,7 +115,8 @@ class CodeReward(Reward):
                 self._row(prompt)
             except ValueError as problem:
                 raise ConfigError(
-                    f"reward {self.name!r} cannot run the tests of prompt {prompt.uid!r}: {problem}. Correct the row, or "
+                    f"reward {self.name!r} cannot run the tests of prompt {prompt.uid!r}: {problem}. Correct "
+                    "the row, or "
                     "leave it out."
                 ) from problem
 

@@ -112,7 +112,8 @@ def _names(trees: Sequence[ast.Module], entry_point: str, key: str) -> tuple[set
         names.add(entry_point)
     elif not names and len(called & BUILT_IN) > 1:
         raise ValueError(
-            f"its tests call {', '.join(sorted(called & BUILT_IN))}, and all of these are built-ins: say in {key!r} which one "
+            f"its tests call {', '.join(sorted(called & BUILT_IN))}, and all of these are built-ins: say in "
+            "{key!r} which one "
             "the code defines"
         )
     elif not names:
@@ -130,7 +131,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield node.arg
         elif isinstance(node, ast.alias):
             yield (node.asname or node.name).partition(".")[0]
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        elif (isinstance(node, ast.ExceptHandler) and node.name) or (
+            isinstance(node, ast.MatchAs | ast.MatchStar) and node.name
+        ):
             yield node.name
