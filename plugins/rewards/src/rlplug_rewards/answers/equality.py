@@ -9,16 +9,8 @@ from typing import Final
 
 import mpmath
 
-from rlplug_rewards.answers.expressions import (
-    Expression,
-    divide,
-    equal,
-    equal_numbers,
-    multiply,
-    points,
-    read_expression,
-    subtract,
-)
+from rlplug_rewards.answers.arithmetic import divide, multiply, subtract
+from rlplug_rewards.answers.expressions import Expression, equal, equal_numbers, points, read_expression
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.regions import pair_as_region

@@ -12,7 +12,8 @@ from typing import Final
 
 import mpmath
 
-from rlplug_rewards.answers.expressions import Expression, Unreadable, equal_numbers, read_expression
+from rlplug_rewards.answers.expression_parser import Unreadable
+from rlplug_rewards.answers.expressions import Expression, equal_numbers, read_expression
 from rlplug_rewards.answers.numerals import join
 from rlplug_rewards.answers.splitting import split
 from rlplug_rewards.answers.values import Region, Span
