@@ -139,6 +139,11 @@ HOSTILE = {
 }
 
 
+def test_a_function_with_a_capital_letter_does_not_compare(reward, make_sample):
+    equal = "class Extract:\n    def __init__(self, *args): pass\n    def __eq__(self, other): return True\n"
+    assert score(reward, make_sample, equal, tests=["assert Extract([[1], [2]]) == [1, 2]"]) == 0.0
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_code_gets_nothing(reward, make_sample, what):
     assert score(reward, make_sample, HOSTILE[what] + "\n", tests=TESTS) == 0.0
@@ -246,6 +251,9 @@ def test_names_of_the_code_follow_from_the_tests():
     }
     found = read_row(row, "tests", "cases", "entry_point")
     assert (found.names, found.modules) == (["copy", "name", "x"], ["string"])
+    assert read_row(
+        {"tests": ["v = V(1)\nassert v.x == Extract(2) + abs(W(1) * 2) and K(1) == K(1)"]}, "tests", "", ""
+    ).classes == ["K", "V"]
     assert read_row({"tests": ["assert sum(1, 2) == 3"]}, "tests", "cases", "entry_point").names == ["sum"]
 
 

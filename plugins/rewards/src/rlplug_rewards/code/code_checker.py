@@ -49,6 +49,7 @@ def check(
     tests: Sequence[str],
     cases: Sequence[Sequence[str]],
     names: Sequence[str],
+    classes: Sequence[str],
     modules: Sequence[str],
     test_s: float,
     time_s: float,
@@ -62,6 +63,7 @@ def check(
         cases: Pairs of a standard input and the standard output that it must have. White space at the ends of lines and
             of the output does not count.
         names: Names in the tests that are the code's.
+        classes: Those of them whose instances the tests make and use as objects.
         modules: Modules of the standard library that the tests use without an import.
         test_s: Longest time for one of them in seconds, the start of its process included.
         time_s: Time in seconds after which none is begun.
@@ -71,7 +73,7 @@ def check(
     sys.set_int_max_str_digits(0)
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the checker cannot be kept from the code")
-    runs = [functools.partial(_run_test, code, test, names, modules) for test in tests]
+    runs = [functools.partial(_run_test, code, test, names, classes, modules) for test in tests]
     runs += [functools.partial(_run_case, code, given, expected) for given, expected in cases]
     passed = 0
     for run in runs:
@@ -86,10 +88,12 @@ def check(
     return str(passed)
 
 
-def _run_test(code: str, test: str, names: Sequence[str], modules: Sequence[str], ends_at: float) -> None:
+def _run_test(
+    code: str, test: str, names: Sequence[str], classes: Sequence[str], modules: Sequence[str], ends_at: float
+) -> None:
     """Return if the code passes a test, or raise."""
     with _served(code, ends_at) as solution:
-        own = {name: value for name, value in solution.names().items() if name in names}
+        own = {name: value for name, value in solution.names(classes).items() if name in names}
         known = {name: importlib.import_module(name) for name in modules}
         exec(compile(test, "<test>", "exec"), {"__name__": "test", **known, **own})
 

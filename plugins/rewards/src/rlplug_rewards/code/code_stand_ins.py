@@ -1,10 +1,9 @@
 """Stand-ins for objects of the code's process, for the tests of :mod:`rlplug_rewards.code.code_checker`.
 
-A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With
-plain data it is never equal and in no order, and no number comes of it: else an object of the code could decide a
-comparison with what is expected of it. An object that the test itself makes, by calling a class with a capital
-letter, is compared by its class's own methods, which are what such a test is about. It uses the standard library
-alone.
+A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With plain
+data it is never equal and in no order, and no number comes of it: else an object of the code could decide a comparison
+with what is expected of it. An object that the test itself makes, of a class that it uses as one, is compared by its own
+methods, which are what such a test is about. It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Solution:
         self._exceptions: dict[str, type[Exception]] = {}
         self._callbacks: list[Callable[..., Any]] = []
 
-    def names(self) -> dict[str, Any]:
-        """Return what the code defines, by name."""
+    def names(self, classes: Sequence[str] = ()) -> dict[str, Any]:
+        """Return what the code defines, by name; ``classes`` are names that the tests use as classes."""
         found = self._reply()
         if found[0] == "error":
             self._raise(*found[1:])
@@ -58,7 +57,7 @@ class Solution:
             raise ValueError(STRANGE)
         named = {str(name): self._value(tree) for name, tree in found[1]}
         for name, value in named.items():
-            if isinstance(value, StandIn) and name[:1].isupper():
+            if isinstance(value, StandIn) and name in classes:
                 object.__setattr__(value, "_origin", CLASS)
         return named
 

@@ -22,12 +22,14 @@ class RowTests:
         tests: Python statements.
         cases: Pairs of an input and the output that it must have.
         names: Names in the tests that are the code's.
+        classes: Those of them whose instances the tests make and use as objects.
         modules: Modules of the standard library that the tests use without an import.
     """
 
     tests: list[str]
     cases: list[tuple[str, str]]
     names: list[str]
+    classes: list[str]
     modules: list[str]
 
 
@@ -53,7 +55,13 @@ def read_row(row: Mapping[str, Any], tests_key: str, cases_key: str, entry_point
         raise ValueError(describe(problem)) from problem
     names, modules = _names(trees, entry_point if isinstance(entry_point, str) else "", entry_point_key)
     called = [_with_call(test, tree, names, entry_point) for test, tree in zip(tests, trees, strict=True)]
-    return RowTests(called, [(case["input"], case["output"]) for case in cases], sorted(names), sorted(modules))
+    return RowTests(
+        called,
+        [(case["input"], case["output"]) for case in cases],
+        sorted(names),
+        _classes(trees, names),
+        sorted(modules),
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -119,6 +127,44 @@ def _names(trees: Sequence[ast.Module], entry_point: str, key: str) -> tuple[set
     elif not names:
         names = called & BUILT_IN
     return names, modules
+
+
+def _classes(trees: Sequence[ast.Module], names: set[str]) -> list[str]:
+    """Return the names with a capital letter whose results the tests use as objects of a class.
+
+    They read an attribute of one, look into it, or compare it with another. A function that returns data is not among
+    them, whatever the code makes of its name: so its result is never compared by the code.
+    """
+    found = set()
+    for tree in trees:
+        made = {
+            target.id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+
+        def class_of(node: ast.AST, made: Mapping[str, ast.Call] = made) -> set[str]:
+            """Return the class of which an expression is an instance."""
+            if isinstance(node, ast.Name):
+                node = made.get(node.id, node)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[:1].isupper():
+                return {node.func.id}
+            return set()
+
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                found |= class_of(node.value)
+            elif isinstance(node, ast.withitem):
+                found |= class_of(node.context_expr)
+            elif isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                inside = [{each for part in ast.walk(side) for each in class_of(part)} for side in sides]
+                found |= set().union(*inside) if all(inside) else set()
+                if isinstance(node.ops[0], ast.In | ast.NotIn):
+                    found |= class_of(node.comparators[0])
+    return sorted(found & names)
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:
