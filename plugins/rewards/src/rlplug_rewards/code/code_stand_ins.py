@@ -1,9 +1,9 @@
 """Stand-ins for objects of the code's process, for the tests of :mod:`rlplug_rewards.code.code_checker`.
 
-A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With plain
-data it is never equal and in no order, and no number comes of it: else an object of the code could decide a comparison
-with what is expected of it. An object that the test itself makes, of a class that it uses as one, is compared by its own
-methods, which are what such a test is about. It uses the standard library alone.
+A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With
+plain data it is never equal and in no order, and no number comes of it: else an object of the code could decide a
+comparison with what is expected of it. An object that the test itself makes, of a class that it uses as one, is
+compared by its own methods, which are what such a test is about. It uses the standard library alone.
 """
 
 from __future__ import annotations
