@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ from rlplug_rewards.answers.judging import is_notation, reference_text
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.values import Items, Value, Words
 
+PLAIN: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?")
+"""Numbers that need no reading: most references of large data sets."""
 MOST_WORDS: Final = 6
 """Most words of an answer in words."""
 
@@ -69,6 +72,8 @@ def as_mathematics(answer: str) -> str:
     Raises:
         ValueError: It has no meaning: brackets do not match, or it is a solution that does not mark its answer.
     """
+    if PLAIN.fullmatch(answer):
+        return answer
     text = reference_text(answer)
     value = read(text)
     if value is None:
