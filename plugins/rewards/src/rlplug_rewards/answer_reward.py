@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
@@ -24,6 +25,9 @@ class AnswerReward(Reward):
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); the class name in lower case by default.
     """
+
+    needs_answer: ClassVar[bool] = True
+    """Whether a prompt without an answer is an error."""
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class AnswerReward(Reward):
         raise NotImplementedError
 
     def _score(self, sample: Sample) -> float | RewardError:
-        if sample.prompt.answer is None:
+        if self.needs_answer and sample.prompt.answer is None:
             return missing_answer(type(self).__name__)
         try:
             self.check_prompt(sample.prompt)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.reward import Reward
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import Prompt, RewardError
 from rlplug_rewards.answer_reward import AnswerReward
 from rlplug_rewards.answers.extraction import Found
 from rlplug_rewards.answers.references import accepted_answers, as_mathematics, as_text, needs_fallback
 from rlplug_rewards.isolation import ScorerPool
-from rlplug_rewards.patterns import compile_answer_pattern, last_match
-
-ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class MathVerify(AnswerReward):
@@ -73,7 +68,7 @@ class MathVerify(AnswerReward):
         return [as_mathematics(as_text(answer)) for answer in accepted_answers(prompt.answer)]
 
 
-class ReasoningGymReward(Reward):
+class ReasoningGymReward(AnswerReward):
     """Reward from 0 to 1 that the task's own scorer in reasoning-gym gives.
 
     The prompt's metadata holds ``task`` (the name of the reasoning-gym data set) and ``entry`` (its item, as
@@ -81,50 +76,41 @@ class ReasoningGymReward(Reward):
     the sandbox of tools: not as root, without a network or the trainer's environment variables.
 
     Args:
-        answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
-            a completion without a match has none. By default the answer is the text in the last
-            ``<answer>...</answer>``, or the whole completion, stripped, where there is no such tag.
+        answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
+            the answer, and a completion without a match gets 0. By default the answer is the text in the last
+            ``<answer>...</answer>`` or box, or all that follows the thought, stripped, where there is neither.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``reasoninggymreward`` by default.
     """
 
+    needs_answer = False
+
     def __init__(
         self,
         answer_pattern: str | None = None,
+        finished_only: bool = False,
         timeout_s: float = 5.0,
         num_processes: int = 4,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(weight, name)
-        self.answer_pattern = (
-            None if answer_pattern is None else compile_answer_pattern("ReasoningGymReward", answer_pattern)
-        )
+        super().__init__(answer_pattern, finished_only, weight, name)
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
 
     def notes(self) -> list[str]:
         return [f"{self.name}: {self._pool.walls()}"]
 
-    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
-        return [self._score(sample) for sample in samples]
-
-    def _score(self, sample: Sample) -> float | RewardError:
-        task = sample.prompt.metadata.get("task")
-        entry = sample.prompt.metadata.get("entry")
+    def score_answer(self, prompt: Prompt, found: Found) -> float | RewardError:
+        task, entry = prompt.metadata.get("task"), prompt.metadata.get("entry")
         if not isinstance(task, str) or not isinstance(entry, Mapping):
             return RewardError(
                 "the prompt's metadata lacks 'task' (a name) or 'entry' (the reasoning-gym item): "
                 "ReasoningGymReward needs both"
             )
-        return self._pool.score(task, self._answer(sample.completion), dict(entry))
-
-    def _answer(self, completion: str) -> str | None:
-        answer = last_match(self.answer_pattern or ANSWER_TAG, completion)
-        if answer is None and self.answer_pattern is None:
-            answer = completion
-        return None if answer is None else answer.strip()
+        return self._pool.score(task, found.text.strip(), dict(entry))
 
 
 def _pool(reward: str, package: str, num_processes: int, timeout_s: float) -> ScorerPool:
