@@ -106,7 +106,7 @@ def join(text: str, groups: bool = True) -> str:
     text = text.replace(THIN, " ")
     text = REPEATED.sub(_repeating, text)
     text = ENDLESS.sub(_endless, text)
-    text = MIXED.sub(_mixed, text)
+    text = MIXED.sub(_mixed, re.sub(r"(?<![\d.])(\d+) and (?:a|one) half\b", r"(\1+1/2)", text))
     text = POWER_OF_TEN.sub("*", text)
     text = EXPONENT.sub(lambda match: f"({match[1]}*10^{{{int(match[2])}}})", text)
     return re.sub(r"(?<=\d)\s+[xX]\s+(?=\d)", "*", text)
@@ -157,8 +157,10 @@ def _exact(whole: str, fixed: str, period: str) -> str:
 
 
 def in_base(text: str) -> Fraction | None:
-    """Return the value of a numeral that names its base, such as ``101_2``, ``1A_{16}``, ``0b101``, ``101 "
-    "(base 2)``."""
+    """Return the value of a numeral that names its base, such as ``101_2``, ``1A_{16}``, ``0b101``, ``101 (base 2)``.
+
+    Letters alone are a numeral in base 16 only: ``A_2`` is a symbol.
+    """
     if re.fullmatch(r"-?0[bB][01]+|-?0[xX][0-9a-fA-F]+|-?0[oO][0-7]+", text):
         return Fraction(int(text, 0))
     match = BASE.fullmatch(text)
@@ -168,7 +170,7 @@ def in_base(text: str) -> Fraction | None:
         return None
     name = (match[2] or match[3]).lower()
     base = BASES_OF_NAMES.get(name) or (int(name) if name.isdigit() and len(name) < 3 else 0)
-    if not 2 <= base <= 36:
+    if not 2 <= base <= 36 or (match[1].isalpha() and base != 16):
         return None
     whole, _, part = match[1].partition(".")
     try:

@@ -20,8 +20,11 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Items:
-    """Several values. ``brackets`` is empty for a plain list, else such as ``()``, ``[]``, ``⦃⦄``, ``⟨⟩``; "
-    "``:`` for a ratio."""
+    """Several values.
+
+    Attributes:
+        brackets: Empty for a plain list, else such as ``()``, ``[]``, ``⦃⦄``, ``⟨⟩``, and ``:`` for a ratio.
+    """
 
     brackets: str
     parts: tuple[Value, ...]
@@ -39,8 +42,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Region:
-    """Intervals in ascending order that do not touch; none for the empty set. ``name`` is the symbol, if one "
-    "is named."""
+    """Intervals in ascending order that do not touch; none for the empty set.
+
+    Attributes:
+        name: The symbol, such as ``x`` in ``x > 2``, if one is named.
+    """
 
     spans: tuple[Span, ...]
     name: str = ""
