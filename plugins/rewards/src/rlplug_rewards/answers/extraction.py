@@ -29,7 +29,7 @@ THOUGHTS: Final = (
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
-"""What begins and ends a thought, as DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss, Gemma and others write it."""
+"""What begins and ends a thought, as DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss and Gemma write it."""
 END_TOKENS: Final = (
     *(
         f"<|{name}|>"

@@ -1,7 +1,7 @@
 r"""One notation for LaTeX, Unicode and plain text, in which answers are read.
 
-Text in LaTeX (``\text{cm}``) becomes ``«cm»``, braces of sets ``⦃`` and ``⦄``, thin spaces ``\,`` the character
-``‹thin›`` until numerals are joined, and a dollar sign that is left is a currency.
+Text in LaTeX (``\text{cm}``) becomes ``«cm»``, braces of sets ``⦃`` and ``⦄``, ``\,`` a thin space until numerals are
+joined, and a dollar sign that is left is a currency.
 """
 
 from __future__ import annotations
