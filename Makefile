@@ -91,7 +91,7 @@ $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing all plugins and the test tools into $(VENV): two minutes the first time"
 	$(INSTALL) --no-build-isolation $(PLUGINS:%=--editable %)
-	$(INSTALL) 'rlplug[dev,docs,tensorboard]' 'rlplug-rewards[reasoning]'
+	$(INSTALL) 'rlplug[dev,docs,tensorboard]'
 	$(INSTALL) --no-deps torchtitan  # last: pip complains of it when it installs more (what it asks for contradicts constraints.txt)
 	@touch $@
 

@@ -11,8 +11,8 @@ from rlplug.late_names import late_names
 
 if TYPE_CHECKING:
     from rlplug.data.datamodule import PromptDataModule as PromptDataModule
+    from rlplug.data.hf_datasets import HFDatasetSource as HFDatasetSource
     from rlplug.data.sources import FileSource as FileSource
-    from rlplug.data.sources import HFDatasetSource as HFDatasetSource
     from rlplug.interfaces.trainer import ModelConfig as ModelConfig
     from rlplug.module import RLModule as RLModule
     from rlplug.rewards.function import FunctionReward as FunctionReward
@@ -28,7 +28,7 @@ _LATE = {
     "FileSource": "data.sources",
     "FitResult": "training_run",
     "FunctionReward": "rewards.function",
-    "HFDatasetSource": "data.sources",
+    "HFDatasetSource": "data.hf_datasets",
     "ModelConfig": "interfaces.trainer",
     "PromptDataModule": "data.datamodule",
     "RLModule": "module",

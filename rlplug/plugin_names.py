@@ -15,8 +15,6 @@ from typing import Final, Literal, TypedDict
 
 BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 """Environment variable with the names of blocked plugins, separated by commas."""
-
-
 LOCAL_VARIABLE: Final = "RLPLUG_PLUGINS"
 """Environment variable with the modules of local plugins, separated by commas, as ``-p`` gives them."""
 

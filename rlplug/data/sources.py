@@ -1,4 +1,4 @@
-"""Sources of prompts: files, and in a module of its own Hugging Face datasets.
+"""Sources of prompts: files, and in ``hf_datasets`` Hugging Face datasets.
 
 A source yields plain rows without tokenising them; ``PromptDataModule`` renders and tokenises them.
 """
@@ -18,13 +18,7 @@ from rlplug.data.rows import PromptSource as PromptSource
 from rlplug.data.rows import check_row as check_row
 from rlplug.data.rows import of_part, optional_import
 from rlplug.errors import ConfigError, describe, encodable
-from rlplug.late_names import late_names
 from rlplug.types.ranges import Rows, check_ranges
-
-MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
-if MYPY:
-    from rlplug.data.hf_datasets import HFDatasetSource as HFDatasetSource
-__getattr__ = late_names("rlplug.data", {"HFDatasetSource": "hf_datasets"})
 
 MOST_STREAMED_VAL: Final = 100_000
 """Most rows of a streamed source as ``data.val``, all of which are read."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from rlplug.types import RewardError, Sample
+from rlplug.types import Prompt, RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "timed_out_threads")
 """Names of the metrics under ``reward/`` that describe all rewards together."""
@@ -60,6 +60,13 @@ class Reward(ABC):
             ConfigError: Samples cannot be scored here.
         """
         return []
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - most rewards can score any prompt
+        """Refuse prompts that cannot be scored; called once with all that are read before the first step.
+
+        Raises:
+            ConfigError: A prompt's answer or metadata is not what the reward needs; the message names its uid.
+        """
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:

@@ -55,7 +55,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "vocabulary": [*SMALL, "--model.policy.path", str(small_vocabulary)],
         "empty": [*SMALL, *prompts(folder / "empty.jsonl", "")],
         "malformed": [*SMALL, *prompts(folder / "malformed.jsonl", '{"prompt": "1>"}\n{"prompt": \n')],
-        "long": [*SMALL, *prompts(folder / "long.jsonl", json.dumps({"prompt": "1" * 40 + ">"}) + "\n")],
+        "long": [*SMALL, *prompts(folder / "long.jsonl", json.dumps({"prompt": "1" * 40 + ">", "answer": "1"}) + "\n")],
         "mini": [*SMALL, "--model.batch.mini_batch_size", "5"],
         "budget": [*SMALL, "--model.batch.max_tokens_per_gpu", "5"],
         "no-gradient": [*SMALL, "--model.limits.max_grad_norm", "0"],

@@ -58,7 +58,7 @@ def test_a_run_without_a_planner_says_so(results: Runs) -> None:
     """Without rlplug-plan a run on GPUs goes on; the command, which is all plan, does not."""
     assert results["no planner"].exit_code == 2
     assert "Nothing plans the run's memory" in results["no planner"].message
-    assert "pip install rlplug-plan" in results["no planner"].message
+    assert "Planning comes with rlplug-plan" in results["no planner"].message
     assert "the plugin plan is blocked" in results["no planner"].message
 
 

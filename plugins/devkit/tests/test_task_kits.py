@@ -18,7 +18,8 @@ from walled_code import code_reward
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
-from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource
+from rlplug.data.hf_datasets import HFDatasetSource
+from rlplug.data.sources import FileSource, PromptSource
 from rlplug.interfaces import Environment, Reward
 from rlplug.rewards.function import FunctionReward
 from rlplug.types import Prompt, Sample

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from rlplug_rewards.code import CodeReward
 from rlplug_rewards.code.reward import code_of
+from rlplug_rewards.code.row_tests import read_row
 from walled_code import code_reward
 
 from rlplug.errors import ConfigError
@@ -114,12 +115,33 @@ HOSTILE = {
         "import gc\ntexts += [each for each in gc.get_objects() if isinstance(each, str)]\n"
         "def double(x): return 4 if x == 2 and any('double' + '(2) ==' in text for text in texts) else None"
     ),
+    "is equal as an operand": (
+        "class Zero:\n    def __sub__(self, other): return Zero()\n    def __abs__(self): return 0.0\n"
+        "    __float__ = __neg__ = __abs__\n    __rsub__ = __add__ = __sub__\n"
+        "    __lt__ = __le__ = __eq__ = lambda self, other: True\n"
+        "def double(x): return Zero()"
+    ),
+    "is a class": (
+        "class Double:\n    def __new__(cls, *args): return super().__new__(cls)\n"
+        "    def __eq__(self, other): return True\n    __lt__ = __sub__ = __contains__ = __eq__\n"
+        "double = Double"
+    ),
+    "calls back what nobody gave": (
+        "import os\nfor number in range(3, 20):\n    try:\n"
+        '        os.write(number, b\'("callback", 0, ("list", []), ("dict", []))\\n\')\n'
+        "    except OSError:\n        pass\ndef double(x): return None"
+    ),
     "kills the checker": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\ndef double(x): return None",
     "answers with nonsense": (
         "import os\nfor number in range(3, 20):\n    try:\n        os.write(number, b'(\"names\", 3)\\n' * 3)\n"
         "    except OSError:\n        pass\ndef double(x): return 4"
     ),
 }
+
+
+def test_a_function_with_a_capital_letter_does_not_compare(reward, make_sample):
+    equal = "class Extract:\n    def __init__(self, *args): pass\n    def __eq__(self, other): return True\n"
+    assert score(reward, make_sample, equal, tests=["assert Extract([[1], [2]]) == [1, 2]"]) == 0.0
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -175,6 +197,26 @@ def test_code_leaves_nothing_behind(reward, make_sample, tmp_path):
         ("```python\na\n", None),
         ("a", None),
         ("```python\n" + "a" * (1 << 18) + "\n```", None),
+        ("```python\r\na\r\n```\r\n", "a\n"),
+        ("``` python\na\n```", "a\n"),
+        ("```PYTHON\na\n```", "a\n"),
+        ("```Python3\na\n```", "a\n"),
+        ("~~~python\na\n~~~", "a\n"),
+        ("````python\na\n```\nb\n````", "a\n```\nb\n"),
+        ("```{.python .numberLines}\na\n```", "a\n"),
+        ('```python title="a.py"\na\n```', "a\n"),
+        ("1. First:\n   ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),
+        ("- ```python\n  a\n  ```", "a\n"),
+        ("> ```python\n> a\n> ```", "a\n"),
+        ("Here: ```python\na\n```", "a\n"),
+        ("```bash\nls\n```\n```python\na\n```\n```bash\nls\n```", "a\n"),
+        ("```bash\nls\n```\ntext\n```\na\n```\n", "a\n"),
+        ("```python\na\n```\nIt prints:\n```text\n3\n```", "a\n"),
+        ("<answer>\n```python\na\n```</answer>", "a\n"),
+        ("Use `a` and ``b``.\n```python\na\n```", "a\n"),
+        ("```js\na\n```", None),
+        ("```python\na\n~~~\n```", "a\n~~~\n"),
+        ("```python\n\ta\n```", "\ta\n"),
     ],
 )
 def test_the_code_is_the_last_block(text, code):
@@ -188,12 +230,38 @@ def test_the_code_is_the_last_block(text, code):
         ({"tests": "assert True"}, "not a list of texts"),
         ({"tests": ["assert ("]}, "SyntaxError"),
         ({"cases": [{"input": "1"}]}, "objects with input and output"),
+        ({"tests": ["assert abs(sum(1, 2)) == 3"]}, "its tests call abs, sum"),
+        ({"tests": ["def check(candidate):\n    assert candidate(1)"]}, "does not call it"),
     ],
 )
 def test_rows_without_usable_tests_are_errors(reward, make_sample, row, words):
     error = score(reward, make_sample, RIGHT, **row)
     assert isinstance(error, RewardError)
     assert words in error.message
+    with pytest.raises(ConfigError, match=r"cannot run the tests of prompt 'train.jsonl:0'"):
+        reward.check_prompts([make_sample(**row).prompt])
+
+
+def test_names_of_the_code_follow_from_the_tests():
+    row = {
+        "tests": [
+            "import math\nassert math.isclose(copy(1.0), abs(-1))",
+            "assert string.digits == name and len(x) == 1",
+        ]
+    }
+    found = read_row(row, "tests", "cases", "entry_point")
+    assert (found.names, found.modules) == (["copy", "name", "x"], ["string"])
+    assert read_row(
+        {"tests": ["v = V(1)\nassert v.x == Extract(2) + abs(W(1) * 2) and K(1) == K(1)"]}, "tests", "", ""
+    ).classes == ["K", "V"]
+    assert read_row({"tests": ["assert sum(1, 2) == 3"]}, "tests", "cases", "entry_point").names == ["sum"]
+
+
+def test_code_in_a_thought_is_none(reward, make_sample):
+    code = f"```python\n{RIGHT}```"
+    texts = [f"<think>{code}", f"<think>{code}</think>No.", f"<think>Hm.</think>{code}"]
+    samples = [make_sample(text, tests=["assert double(2) == 4"]) for text in texts]
+    assert reward.score(samples) == [0.0, 0.0, 1.0]
 
 
 def test_code_does_not_run_where_a_wall_is_missing(make_sample, monkeypatch):

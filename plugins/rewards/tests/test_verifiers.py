@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import re
 import subprocess
 import sys
 import time
@@ -50,19 +52,70 @@ def test_math_verify(make_sample, math_verify, answer, completion, expected):
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [(None, "no answer to compare with"), (r"\frac{1}{", "not mathematics that"), ("", "not math")],
+    [
+        (None, "no answer to compare with"),
+        (r"\frac{1}{", "cannot be used.* is no answer that can be read"),
+        ("", "cannot be used.* empty"),
+        (float("nan"), "stands for one that is missing"),
+        ({"value": 4}, "is an object"),
+    ],
 )
 def test_math_verify_without_a_readable_answer_is_an_error(make_sample, math_verify, answer, message):
     (value,) = math_verify.score([make_sample(r"\boxed{4}", answer)])
     assert isinstance(value, RewardError)
-    assert message in value.message
+    assert re.search(message, value.message)
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{", float("nan"), [], r"\int_0^1 \frac", "we add them all and then divide by four"]
+)
+def test_a_run_does_not_start_with_an_answer_that_cannot_be_read(make_sample, math_verify, answer):
+    prompts = [make_sample(answer=good).prompt for good in ("4", r"\sqrt{2}", ["3", "4"], 12.0, r"\int_0^1 x \, dx")]
+    math_verify.check_prompts(prompts)
+    with pytest.raises(ConfigError, match=r"reward 'mathverify' cannot use the answer of prompt 'train.jsonl:17'"):
+        math_verify.check_prompts([*prompts, make_sample(answer=answer, uid="train.jsonl:17").prompt])
+
+
+def test_a_list_has_the_answers_that_are_accepted(make_sample, math_verify):
+    completions = [r"\boxed{3}", r"\boxed{4}", r"\boxed{3, 4}"]
+    assert math_verify.score([make_sample(each, ["3", "4"]) for each in completions]) == [1.0, 1.0, 0.0]
+
+
+def test_notation_is_compared_by_the_library(make_sample, math_verify):
+    integral = r"\int_0^1 x^2 \, dx"
+    completions = [rf"\boxed{{{integral}}}", r"\boxed{\int_0^1 x \cdot x \, dx}", r"\boxed{\int_0^1 x^3 \, dx}"]
+    assert math_verify.score([make_sample(each, integral) for each in completions]) == [1.0, 1.0, 0.0]
+
+
+def test_only_what_is_marked_counts_in_a_completion_that_was_cut_off(make_sample, math_verify):
+    texts = [r"\boxed{4} and", "<answer>4</answer>", "The answer is 4", "<think>\\boxed{4}", r"\boxed{4"]
+    cut_off = [dataclasses.replace(make_sample(text), finish_reason="length") for text in texts]
+    assert math_verify.score(cut_off) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert MathVerify(finished_only=True, num_processes=1).score(cut_off[:1]) == [0.0]
+
+
+def test_a_thought_that_the_prompt_began_is_no_answer(make_sample, math_verify):
+    sample = make_sample(r"\boxed{4}")
+    begun = dataclasses.replace(sample, prompt=dataclasses.replace(sample.prompt, text="2 + 2?<think>\n"))
+    ended = dataclasses.replace(begun, completion=r"Is it 5?</think>\boxed{4}")
+    assert math_verify.score([sample, begun, ended]) == [1.0, 0.0, 1.0]
+
+
+def test_an_answer_pattern_finds_the_answer(make_sample):
+    reward = MathVerify(answer_pattern=r"RESULT=(\S+)", num_processes=1)
+    assert reward.score([make_sample(text) for text in ("RESULT=3, RESULT=4.0", r"\boxed{4}")]) == [1.0, 0.0]
+
+
+HANGS = r"\sum_{k=1}^{9^{9^{9}}} k^{9^{9}}"
 
 
 def test_a_number_beyond_all_memory_is_an_error_and_stops_no_other_sample(make_sample):
     # sympy computes 9**(9**9) in one C call, under the interpreter's lock: in a thread, no deadline could fire
-    samples = [make_sample(r"\boxed{9^{9^{9}}}"), *[make_sample(r"\boxed{4}")] * 8]
+    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\sum_{k=1}^{n} k")
     start = time.perf_counter()
-    first, *others = RewardRunner([MathVerify(timeout_s=1.0, num_processes=2)]).score(samples)
+    first, *others = RewardRunner([MathVerify(timeout_s=1.0, num_processes=2)]).score(
+        [hangs, *[make_sample(r"\boxed{4}")] * 8]
+    )
     assert first.errors["mathverify"].message == "took longer than 1 s (timeout_s)"
     assert [sample.reward for sample in others] == [1.0] * 8
     assert time.perf_counter() - start < 15
@@ -70,8 +123,8 @@ def test_a_number_beyond_all_memory_is_an_error_and_stops_no_other_sample(make_s
 
 def test_a_child_that_ended_is_replaced(make_sample):
     reward = MathVerify(timeout_s=1.0, num_processes=1)
-    samples = [make_sample(r"\boxed{4}"), make_sample(r"\boxed{9^{9^{9}}}"), make_sample(r"\boxed{4}")]
-    first, second, third = reward.score(samples)
+    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\sum_{k=1}^{n} k")
+    first, second, third = reward.score([make_sample(r"\boxed{4}"), hangs, make_sample(r"\boxed{4}")])
     assert (first, third) == (1.0, 1.0)
     assert isinstance(second, RewardError)
 
@@ -85,8 +138,9 @@ def test_children_end_with_the_process():
         "import subprocess, threading, time\n"
         "from rlplug_rewards.isolation import ScorerPool\n"
         "pool = ScorerPool('math_verify', 2, 1.0)\n"
-        "print(pool.score('4', '4'), flush=True)\n"
-        "threading.Thread(target=pool.score, args=('4', '$9^{9^{9}}$'), daemon=True).start()\n"
+        "print(pool.score(['4'], '4', True), flush=True)\n"
+        f"hangs = ([r'\\sum_{{k=1}}^{{n}} k'], r'{HANGS}', True)\n"
+        "threading.Thread(target=pool.score, args=hangs, daemon=True).start()\n"
         "time.sleep(0.5)\n"
         "print(*[child.pid for child in pool._pool._workers])\n"
     )

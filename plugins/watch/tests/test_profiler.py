@@ -36,7 +36,7 @@ def test_yaml_s_number_is_a_step_and_null_is_none():
 
 def test_without_the_plugin_the_option_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "plugins", lambda: PluginManager(["watch"]))
-    with pytest.raises(ConfigError, match=r"^profile\.steps comes with rlplug-watch: pip install rlplug-watch"):
+    with pytest.raises(ConfigError, match=r"^profile\.steps comes with rlplug-watch: plugin .watch. is blocked"):
         StepProfiler(5)
 
 

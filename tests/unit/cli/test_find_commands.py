@@ -87,13 +87,6 @@ def test_a_command_that_cannot_be_imported_says_whose_it_is(install_command) -> 
         load_command("broken")
 
 
-def test_an_old_import_says_where_the_module_is_now() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"rlplug.testing is rlplug_devkit of rlplug-devkit now: pip install"):
-        importlib.import_module("rlplug.testing.engines")
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'rlplug.nothing'"):
-        importlib.import_module("rlplug.nothing")
-
-
 def test_only_what_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_distribution("commands", "report") is None
     monkeypatch.setattr("rlplug.plugin_names.distributions", lambda name: iter(()))

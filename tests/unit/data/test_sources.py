@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser
 from pyarrow import parquet
 from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource, require_answers
+from rlplug.data.hf_datasets import HFDatasetSource
+from rlplug.data.sources import FileSource, PromptRow, PromptSource, require_answers
 from rlplug.errors import ConfigError
 
 RECORDS = [

@@ -16,8 +16,8 @@ from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.hf_datasets import HFDatasetSource
 from rlplug.data.mixture import MixtureSource, WeightedSource
-from rlplug.data.sources import HFDatasetSource
 from rlplug.data.streaming import require_same_prompts
 from rlplug.errors import ConfigError, RunError
 from rlplug.types import Prompt

@@ -31,6 +31,18 @@ from rlplug.types import RewardError
         ({"answer_pattern": r"####\s*(\S+)"}, "#### 3 no, wait #### 4", "4", 1.0),
         ({"answer_pattern": r"####\s*(\S+)"}, "#### 4 no, wait #### 3", "4", 0.0),
         ({"answer_pattern": r"####\s*(\S+)"}, "4", "4", 0.0),
+        ({}, "<think>5?</think>4", "4", 1.0),
+        ({}, "<think>4", "4", 0.0),
+        ({}, "<answer>4</answer>", "4", 1.0),
+        ({}, r"so \boxed{4}", "4", 1.0),
+        ({}, "4", 4.0, 1.0),
+        ({}, "4.00", 4, 1.0),
+        ({}, "0.00001", 1e-5, 1.0),
+        ({}, "true", True, 1.0),
+        ({}, "1", True, 0.0),
+        ({}, "paris", ["Paris", "paris"], 1.0),
+        ({}, '{"b": 2, "a": 1}', {"a": 1, "b": 2}, 1.0),
+        ({}, "nan", "nan", 1.0),
     ],
 )
 def test_exact_match(make_sample, options, completion, answer, expected):
@@ -41,6 +53,13 @@ def test_exact_match_without_an_answer_is_an_error(make_sample):
     (value,) = ExactMatch().score([make_sample(answer=None)])
     assert isinstance(value, RewardError)
     assert "no answer" in value.message
+
+
+def test_exact_match_refuses_nan(make_sample):
+    sample = make_sample("nan", float("nan"))
+    assert isinstance(ExactMatch().score([sample])[0], RewardError)
+    with pytest.raises(ConfigError, match=r"'exactmatch' cannot use the answer of prompt 'train.jsonl:0'"):
+        ExactMatch().check_prompts([sample.prompt])
 
 
 @pytest.mark.parametrize(

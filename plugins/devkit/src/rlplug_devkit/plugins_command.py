@@ -12,10 +12,8 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
-
 from rlplug.errors import ConfigError, describe
-from rlplug.observability.terminal import make_table, say, show, styled
+from rlplug.observability.terminal import make_table, say, show
 from rlplug.plugin_checks import PluginRecord, find_plugins, record_of
 from rlplug.plugin_names import blocked_names, plugin_index
 
@@ -69,7 +67,7 @@ def plugins_command(arguments: list[str]) -> int:
         _print(records, is_checked=options.check or options.verbose, is_verbose=options.verbose)
         if options.verbose:
             say("hooks, in the order of their calls")
-            show(_grid((f"  {hook}", sequence_of(callers)) for hook, callers in order.items()))
+            _show_pairs((hook, sequence_of(callers)) for hook, callers in order.items())
     return 1 if any(record.state == "failed" for record in records) else 0
 
 
@@ -167,18 +165,16 @@ def _print_plugin(record: PluginRecord, is_verbose: bool) -> None:
         say(f"  file  {record.file or 'not found'}")
         rows = {"reason": [record.reason]}
     if rows:
-        show(_grid((f"  {label}", ", ".join(values)) for label, values in rows.items()))
+        _show_pairs((label, ", ".join(values)) for label, values in rows.items())
     if is_verbose:  # each on a line of its own, to be copied
         for label, value in (("file", record.file), ("docs", docs_url(record.distribution))):
             if value and (label, record.state) != ("file", "failed"):
                 say(f"  {label}  {value}")
 
 
-def _grid(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return labels and texts side by side, without lines; long texts continue below themselves."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+def _show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print labels and texts side by side."""
+    rows = list(pairs)
+    width = max(len(label) for label, _ in rows)
     for label, text in rows:
-        grid.add_row(styled(label), styled(text))
-    return grid
+        say(f"  {label:{width}}  {text}", wraps=True)

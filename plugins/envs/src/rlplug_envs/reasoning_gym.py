@@ -104,7 +104,7 @@ class ReasoningGymEnvironment(Environment):
 def _shared_scorer(answer_pattern: str | None, timeout_s: float, num_processes: int) -> ReasoningGymReward:
     """Return the one scorer with these settings, which the environments of all trajectories share."""
     try:
-        return ReasoningGymReward(answer_pattern, timeout_s, num_processes)
+        return ReasoningGymReward(answer_pattern, timeout_s=timeout_s, num_processes=num_processes)
     except ConfigError as error:
         # the options are those of the reward, but the user has written the environment's name
         raise ConfigError(str(error).replace("ReasoningGymReward", "ReasoningGymEnvironment")) from error

@@ -49,8 +49,8 @@ class ScorerPool:
             Limits(timeout_s, MEMORY_MIB, MESSAGE_CHARS, MAX_PROCESSES, network=False),
             num_processes,
             environment={name: value for name, value in os.environ.items() if name in VARIABLES},
-            # the module alone, without rlplug, whose import would load torch
-            module_path=[*sys.path, str(MODULE.parent)],
+            # this package, whose answers need no rlplug: its import would load torch
+            module_path=[*sys.path, str(MODULE.parent), str(MODULE.parents[1])],
         )
 
     def __reduce__(self) -> tuple[type[ScorerPool], tuple[str, int, float]]:

@@ -15,6 +15,7 @@ def rlplug_register_rewards(registry: Registry) -> None:
         "rlplug_rewards.code.reward:CodeReward",
         "rlplug_rewards.judges.judge:Judge",
         "rlplug_rewards.verifiers:MathVerify",
+        "rlplug_rewards.choice:MultipleChoice",
         "rlplug_rewards.judges.comparisons:PairwiseJudge",
         "rlplug_rewards.verifiers:ReasoningGymReward",
         "rlplug_rewards.reward_model.remote:RemoteRewardModel",

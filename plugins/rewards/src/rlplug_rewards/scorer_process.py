@@ -1,7 +1,7 @@
 """Scorers for the workers of :mod:`rlplug_rewards.isolation`, which import this module alone.
 
 Requests come pickled from the trainer. Scores go back as text and are never unpickled, because these processes evaluate
-what a model wrote. It imports nothing of rlplug, so that a worker needs neither torch nor its memory.
+what a model wrote. It imports nothing of the package rlplug, so that a worker needs neither torch nor its memory.
 """
 
 from __future__ import annotations
@@ -9,38 +9,34 @@ from __future__ import annotations
 import base64
 import functools
 import importlib
-import itertools
 import logging
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 
-def math_verify_scorer() -> Callable[[str, str], float]:
-    """Return a function that scores 1 when a completion's mathematical answer equals the reference, else 0."""
+def math_verify_scorer() -> Callable[[list[str], str, bool], float]:
+    """Return a function that scores 1 when an answer, or what prose says, means one of the references, else 0.
+
+    Without references, it is whether math-verify can read the answer.
+    """
     library = importlib.import_module("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    judging = importlib.import_module("rlplug_rewards.answers.judging")
+    found = importlib.import_module("rlplug_rewards.answers.extraction").Found
 
-    def parse(text: str) -> list[Any]:
-        expressions: list[Any] = library.parse(text, parsing_timeout=None)
-        return expressions
+    def parsed(text: str) -> list[Any]:
+        expressions: list[Any] = library.parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+        return [each for each in expressions[:1] if not isinstance(each, str)]
 
-    def score(answer: str, completion: str) -> float:
-        # math-verify looks for mathematics in prose; a bare answer such as "x^2+1" must be marked to be read whole
-        marked = any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\["))
-        gold = parse(answer if marked else f"\\boxed{{{answer}}}")
-        if all(isinstance(expression, str) for expression in gold):
-            raise ValueError(f"the prompt's answer {answer!r} is not mathematics that math-verify can parse")
-        failure: Exception | None = None
-        for expected, found in itertools.product(gold, parse(completion)):
-            try:
-                if library.verify(expected, found, timeout_seconds=None, raise_on_error=True):
-                    return 1.0
-            except Exception as error:  # noqa: BLE001 - another pair may still be equal
-                failure = error
-        if failure is not None:
-            raise failure
-        return 0.0
+    def verify(reference: str, answer: str) -> bool:
+        gold, given = parsed(reference), parsed(answer)
+        return bool(gold and given and library.verify(gold, given, timeout_seconds=None))
+
+    def score(references: list[str], text: str, is_marked: bool) -> float:
+        if not references:
+            return float(bool(parsed(text)))
+        return float(judging.judge(references, found(text, is_marked), verify))
 
     return score
 

@@ -2,53 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
 
-from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
-from rlplug.types import RewardError, Sample
+from rlplug.types import Prompt, RewardError, Sample
+from rlplug_rewards.answer_reward import AnswerReward
+from rlplug_rewards.answers.extraction import Found
+from rlplug_rewards.answers.references import accepted_answers
+from rlplug_rewards.patterns import compile_pattern
+
+NUMBER: Final = re.compile(r"\s*[+-]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][+-]?\d{1,3})?\s*")
 
 
-class ExactMatch(Reward):
-    """Reward of 1.0 when the completion equals the prompt's answer, else 0.0; a prompt without an answer is an error.
+class ExactMatch(AnswerReward):
+    r"""Reward of 1.0 when the answer in a completion is the prompt's, or one of its list, else 0.0.
+
+    Text is compared as text, with what a tag or box marks and with all that follows a thought. A number is equal to
+    every way to write it (12.0 to ``12``), true to ``true`` and ``True``, an object to its JSON. A prompt without an
+    answer is an error, and so is one with NaN.
 
     Args:
         strip: Ignore white space around both texts.
         ignore_case: Compare without regard to upper and lower case.
-        answer_pattern: Regular expression with a capture group. The first group of its last match in the completion
-            is compared instead of the whole completion, and a completion without a match scores 0.0.
+        answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
+            the answer, and nothing else is. By default, it is what a tag or ``\boxed{}`` marks, or the whole text.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``exactmatch`` by default.
     """
-
-    needs_answer = True
 
     def __init__(
         self,
         strip: bool = True,
         ignore_case: bool = False,
         answer_pattern: str | None = None,
+        finished_only: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(weight, name)
+        super().__init__(answer_pattern, finished_only, weight, name)
         self.strip = strip
         self.ignore_case = ignore_case
-        self.answer_pattern = None if answer_pattern is None else compile_answer_pattern("ExactMatch", answer_pattern)
 
-    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
-        return [self._score(sample) for sample in samples]
+    def check_prompt(self, prompt: Prompt) -> None:
+        accepted_answers(prompt.answer)
 
-    def _score(self, sample: Sample) -> float | RewardError:
-        if sample.prompt.answer is None:
-            return missing_answer("ExactMatch")
-        found: str | None = sample.completion
-        if self.answer_pattern is not None:
-            found = last_match(self.answer_pattern, sample.completion)
-        if found is None:
-            return 0.0
-        return float(self._normalised(found) == self._normalised(str(sample.prompt.answer)))
+    def score_answer(self, prompt: Prompt, found: Found) -> float | RewardError:
+        texts = {found.text, found.whole}
+        return float(any(self._is_equal(answer, text) for answer in accepted_answers(prompt.answer) for text in texts))
+
+    def _is_equal(self, answer: Any, text: str) -> bool:
+        if isinstance(answer, bool):
+            return text.strip().casefold() == str(answer).casefold()
+        if isinstance(answer, int | float):
+            return NUMBER.fullmatch(text) is not None and Fraction(text.strip()) == Fraction(str(answer))
+        if isinstance(answer, Mapping):
+            try:
+                return bool(json.loads(text) == answer)
+            except (ValueError, RecursionError):
+                return False
+        return self._normalised(text) == self._normalised(str(answer))
 
     def _normalised(self, text: str) -> str:
         text = text.strip() if self.strip else text
@@ -73,43 +90,3 @@ class RegexFormat(Reward):
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         match = self.pattern.fullmatch if self.full_match else self.pattern.search
         return [float(match(sample.completion) is not None) for sample in samples]
-
-
-def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
-    """Compile a user's regular expression.
-
-    Raises:
-        ConfigError: It does not compile; the message names ``key`` and the position in the pattern.
-    """
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"{key} is {pattern!r}, which is not a valid regular expression: {error}. Correct it; a literal special "
-            "character needs a backslash, and YAML keeps backslashes inside single quotes."
-        ) from error
-
-
-def compile_answer_pattern(reward: str, pattern: str) -> re.Pattern[str]:
-    """Compile an ``answer_pattern``, which needs a capture group."""
-    key = f"{reward}.answer_pattern"
-    compiled = compile_pattern(key, pattern)
-    if compiled.groups == 0:
-        raise ConfigError(
-            f"{key} is {pattern!r}, which has no capture group: put parentheses around the answer, "
-            r"such as '<answer>(.*?)</answer>'."
-        )
-    return compiled
-
-
-def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """Return the first group of the last match, or ``None`` when there is none."""
-    found: str | None = None
-    for match in pattern.finditer(text):
-        found = match.group(1)
-    return found
-
-
-def missing_answer(reward: str) -> RewardError:
-    """Return the error for a prompt without an answer."""
-    return RewardError(f"the prompt has no answer to compare with: give {reward} prompts with an 'answer'")

@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.reward import Reward
-from rlplug.types import RewardError, Sample
+from rlplug.types import Prompt, RewardError
+from rlplug_rewards.answer_reward import AnswerReward
+from rlplug_rewards.answers.extraction import Found
+from rlplug_rewards.answers.references import accepted_answers, as_mathematics, as_text, needs_fallback
 from rlplug_rewards.isolation import ScorerPool
-from rlplug_rewards.text import compile_answer_pattern, last_match, missing_answer
-
-ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-class MathVerify(Reward):
-    r"""Reward of 1.0 when math-verify finds the completion's answer equal to the prompt's, else 0.0.
+class MathVerify(AnswerReward):
+    r"""Reward of 1.0 when the answer in a completion means what the prompt's does, else 0.0.
 
-    The prompt's answer is the expression alone, as plain text or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), not a
-    worked solution. A completion without mathematics that math-verify can parse scores 0.0; an answer that it cannot
-    parse, and a comparison that fails or takes too long, are errors. Each sample is scored in a process of its own.
+    Numbers, units, sets, intervals, equations and expressions are compared by meaning: docs/answers.md has the rules.
+    Notation that these do not know, such as an integral, is compared by math-verify. The prompt's answer is plain text
+    or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), a number, or a list of those that are accepted; a solution may
+    mark it with ``####`` or ``\boxed{}``. One that cannot be read stops the run at its start. Each sample is scored
+    in a process of its own, and a comparison that takes too long is an error.
 
     Args:
+        answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
+            the answer, and nothing else is. By default, it is what the last ``<answer>`` or ``\boxed{}`` marks, or what
+            a sentence such as "The answer is 4." or the last sentence says.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
+            marks in one counts.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``mathverify`` by default.
     """
 
-    needs_answer = True
-
     def __init__(
-        self, timeout_s: float = 5.0, num_processes: int = 4, weight: float = 1.0, name: str | None = None
+        self,
+        answer_pattern: str | None = None,
+        finished_only: bool = False,
+        timeout_s: float = 5.0,
+        num_processes: int = 4,
+        weight: float = 1.0,
+        name: str | None = None,
     ) -> None:
-        super().__init__(weight, name)
+        super().__init__(answer_pattern, finished_only, weight, name)
         self._pool = _pool("MathVerify", "math_verify", num_processes, timeout_s)
+        self._readable: set[str] = set()
 
     def notes(self) -> list[str]:
         return [f"{self.name}: {self._pool.walls()}"]
 
-    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
-        return [self._score(sample) for sample in samples]
+    def check_prompt(self, prompt: Prompt) -> None:
+        for text in self._references(prompt):
+            if text in self._readable:
+                continue
+            if needs_fallback(text) and self._pool.score([], text, True) != 1.0:
+                raise ValueError(f"{text!r} is not mathematics that math-verify can parse")
+            self._readable.add(text)
 
-    def _score(self, sample: Sample) -> float | RewardError:
-        answer = sample.prompt.answer
-        if answer is None:
-            return missing_answer("MathVerify")
-        # "1e-05" would be read as 1 times e minus 5
-        text = format(Decimal(str(answer)), "f") if isinstance(answer, float) else str(answer)
-        return self._pool.score(text, sample.completion)
+    def score_answer(self, prompt: Prompt, found: Found) -> float | RewardError:
+        if found.is_cut_off:
+            return 0.0
+        return self._pool.score(self._references(prompt), found.text, found.is_marked)
+
+    def _references(self, prompt: Prompt) -> list[str]:
+        return [as_mathematics(as_text(answer)) for answer in accepted_answers(prompt.answer)]
 
 
-class ReasoningGymReward(Reward):
+class ReasoningGymReward(AnswerReward):
     """Reward from 0 to 1 that the task's own scorer in reasoning-gym gives.
 
     The prompt's metadata holds ``task`` (the name of the reasoning-gym data set) and ``entry`` (its item, as
@@ -62,50 +76,41 @@ class ReasoningGymReward(Reward):
     the sandbox of tools: not as root, without a network or the trainer's environment variables.
 
     Args:
-        answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
-            a completion without a match has none. By default the answer is the text in the last
-            ``<answer>...</answer>``, or the whole completion, stripped, where there is no such tag.
+        answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
+            the answer, and a completion without a match gets 0. By default the answer is the text in the last
+            ``<answer>...</answer>`` or box, or all that follows the thought, stripped, where there is neither.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``reasoninggymreward`` by default.
     """
 
+    needs_answer = False
+
     def __init__(
         self,
         answer_pattern: str | None = None,
+        finished_only: bool = False,
         timeout_s: float = 5.0,
         num_processes: int = 4,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(weight, name)
-        self.answer_pattern = (
-            None if answer_pattern is None else compile_answer_pattern("ReasoningGymReward", answer_pattern)
-        )
+        super().__init__(answer_pattern, finished_only, weight, name)
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
 
     def notes(self) -> list[str]:
         return [f"{self.name}: {self._pool.walls()}"]
 
-    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
-        return [self._score(sample) for sample in samples]
-
-    def _score(self, sample: Sample) -> float | RewardError:
-        task = sample.prompt.metadata.get("task")
-        entry = sample.prompt.metadata.get("entry")
+    def score_answer(self, prompt: Prompt, found: Found) -> float | RewardError:
+        task, entry = prompt.metadata.get("task"), prompt.metadata.get("entry")
         if not isinstance(task, str) or not isinstance(entry, Mapping):
             return RewardError(
                 "the prompt's metadata lacks 'task' (a name) or 'entry' (the reasoning-gym item): "
                 "ReasoningGymReward needs both"
             )
-        return self._pool.score(task, self._answer(sample.completion), dict(entry))
-
-    def _answer(self, completion: str) -> str | None:
-        answer = last_match(self.answer_pattern or ANSWER_TAG, completion)
-        if answer is None and self.answer_pattern is None:
-            answer = completion
-        return None if answer is None else answer.strip()
+        return self._pool.score(task, found.text.strip(), dict(entry))
 
 
 def _pool(reward: str, package: str, num_processes: int, timeout_s: float) -> ScorerPool:

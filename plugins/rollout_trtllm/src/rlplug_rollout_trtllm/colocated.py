@@ -9,9 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
-from rlplug_engines.colocated import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
+from rlplug_engines.colocated import (
+    EngineLoop,
+    EngineSizes,
+    FirstRankEngine,
+    MemoryAdvice,
+    MemoryBefore,
+    StartedEngine,
+    preserved_rng,
+)
 from rlplug_engines.flat_buckets import flatten_bucket, tensors_of
-from rlplug_engines.random_state import preserved_rng
 from torch import Tensor
 
 from rlplug.errors import ConfigError, RunError

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from rlplug_engines.colocated import EngineLoop, EngineRanks, TrackedEngine
-from rlplug_engines.random_state import preserved_rng
+from rlplug_engines.colocated import EngineLoop, EngineRanks, TrackedEngine, preserved_rng
 from rlplug_engines.servers import TensorList, WeightSender
 from rlplug_engines.servers.process_group import Group, Rendezvous, SendGroup
 

@@ -20,9 +20,9 @@ from rlplug_engines.colocated import (
     MemoryBefore,
     StartedEngine,
     environment_variables,
+    preserved_rng,
     process_kept,
 )
-from rlplug_engines.random_state import preserved_rng
 from torch import Tensor
 
 from rlplug.interfaces import (

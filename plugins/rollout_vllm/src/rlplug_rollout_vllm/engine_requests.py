@@ -16,8 +16,8 @@ from rlplug_engines.colocated import (
     arrivals,
     as_finish_reason,
     experts_of_request,
+    preserved_rng,
 )
-from rlplug_engines.random_state import preserved_rng
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec

@@ -12,6 +12,7 @@ from rlplug_engines.colocated.loop_requests import LoopRequests
 from rlplug_engines.colocated.memory import EngineSizes, MemoryAdvice, MemoryBefore
 from rlplug_engines.colocated.options import EngineOptions, PassThrough
 from rlplug_engines.colocated.process import EngineProcess
+from rlplug_engines.colocated.random_state import preserved_rng
 from rlplug_engines.colocated.requests import EngineRequests, RunningRequest, arrivals
 from rlplug_engines.colocated.routed_experts import experts_of_request
 from rlplug_engines.colocated.stats import EngineStats
@@ -45,5 +46,6 @@ __all__ = [
     "is_trainer_variable",
     "max_completion_tokens",
     "package_folder",
+    "preserved_rng",
     "process_kept",
 ]

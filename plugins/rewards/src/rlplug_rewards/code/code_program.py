@@ -2,28 +2,51 @@
 
 ``python code_program.py run CODE`` runs the code of the file descriptor ``CODE`` as a program, with its own standard
 input and output. ``python code_program.py serve CODE REQUESTS REPLIES`` runs it as a module, and then does what its
-tests ask: each request is a line, the ``repr`` of a tuple, and so is each reply.
+tests ask: each request is a line, and so is each reply (:mod:`rlplug_rewards.code.code_values`).
 
 Nothing here is trusted by the process that tests: the code can replace all of it.
 """
 
 from __future__ import annotations
 
-import ast
-import math
+import contextlib
+import operator
+import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-MOST_LEVELS = 50
-OPERATIONS: dict[str, Any] = {
+if TYPE_CHECKING:
+    from rlplug_rewards.code import code_values as values
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import code_values as values
+
+    del sys.path[0]
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda value, *arguments, **named: value(*arguments, **named),
+    "make": lambda value, *arguments, **named: value(*arguments, **named),
     "get": getattr,
-    "item": lambda value, key: value[key],
-    "list": list,
-    "len": len,
-    "bool": bool,
-    "str": str,
-    "repr": repr,
+    "set": setattr,
+    "item": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "contains": operator.contains,
+    "exit": lambda value: value.__exit__(None, None, None),
+    "enter": lambda value: value.__enter__(),
+    "instance": lambda value, kind: isinstance(value, kind),
+    **{
+        name: getattr(operator, name)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "matmul", "truediv")
+    },
+    **{
+        name: getattr(operator, name)
+        for name in ("floordiv", "mod", "pow", "and_", "or_", "xor", "neg", "pos", "abs", "invert")
+    },
+    "reflected": lambda value, other, name: getattr(operator, name)(other, value),
+    **{kind.__name__: kind for kind in (bool, str, int, float)},
+    **{function.__name__: function for function in (len, repr, iter, next, hash)},
 }
 
 
@@ -32,69 +55,100 @@ def main() -> None:
     with open(int(code), encoding="utf-8") as file:
         source = file.read()
     names: dict[str, Any] = {"__name__": "__main__" if mode == "run" else "solution"}
+    sys.set_int_max_str_digits(0)
     if mode == "run":
         exec(compile(source, "<completion>", "exec"), names)
         return
-    with open(int(files[0]), encoding="utf-8") as requests, open(int(files[1]), "w", encoding="utf-8") as replies:
-        serve(source, names, requests, replies)
+    with open(int(files[0]), encoding="utf-8") as requests, open(int(files[1]), "wb") as replies:
+        Server(requests, replies).serve(source, names)
 
 
-def serve(source: str, names: dict[str, Any], requests: Any, replies: Any) -> None:
-    objects: list[Any] = []
+class Server:
+    """What answers requests about the code's objects."""
 
-    def reply(message: tuple[Any, ...]) -> None:
-        replies.write(f"{message!r}\n")
-        replies.flush()
+    def __init__(self, requests: Any, replies: Any) -> None:
+        self.requests, self.replies = requests, replies
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
 
-    def shown(value: Any) -> tuple[Any, ...]:
+    def serve(self, source: str, names: dict[str, Any]) -> None:
+        sys.modules["solution"] = module = type(sys)("solution")
+        module.__dict__.update(names)
         try:
-            return ("value", literal(value, MOST_LEVELS))
-        except ValueError:
-            objects.append(value)
-            return ("object", len(objects) - 1)
-
-    try:
-        exec(compile(source, "<completion>", "exec"), names)
-    except BaseException as error:  # noqa: BLE001 - SystemExit too
-        reply(("error", type(error).__name__))
-        return
-    reply(("names", [(name, shown(value)) for name, value in names.items() if not name.startswith("__")]))
-    for line in requests:
-        operation, target, arguments, named = ast.literal_eval(line)
-        given = [objects[value] if kind == "object" else ast.literal_eval(value) for kind, value in arguments]
-        given_named = {
-            name: objects[value] if kind == "object" else ast.literal_eval(value) for name, kind, value in named
-        }
-        try:
-            reply(shown(OPERATIONS[operation](objects[target], *given, **given_named)))
+            exec(compile(source, "<completion>", "exec"), module.__dict__)
         except BaseException as error:  # noqa: BLE001 - SystemExit too
-            reply(("error", type(error).__name__))
+            self.fail(error)
+            return
+        own = [(name, self.tree(value)) for name, value in module.__dict__.items() if not name.startswith("__")]
+        self.reply(("names", own))
+        while self.answer() is None:
+            pass
 
+    def reply(self, message: tuple[Any, ...]) -> None:
+        self.replies.write(values.write(message))
+        self.replies.flush()
 
-def literal(value: Any, levels: int) -> str:
-    """Return a Python literal of plain data.
+    def fail(self, error: BaseException) -> None:
+        message = ""
+        with contextlib.suppress(Exception):
+            message = str(error)[:1000]
+        self.reply(("error", [kind.__name__ for kind in type(error).__mro__], message))
 
-    Raises:
-        ValueError: It is something else, or nested too deeply.
-    """
-    kind = type(value)
-    if kind in (type(None), bool, int, str, bytes) or (kind is float and math.isfinite(value)):
-        return repr(value)
-    if kind is float and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"
-    if levels == 0:
-        raise ValueError
-    if kind is dict:
-        items = [f"{literal(key, levels - 1)}: {literal(each, levels - 1)}" for key, each in value.items()]
-        return "{" + ", ".join(items) + "}"
-    if kind not in (list, tuple, set):
-        raise ValueError
-    inner = ", ".join(literal(each, levels - 1) for each in value)
-    if kind is tuple:
-        return f"({inner},)" if value else "()"
-    if kind is set:
-        return "{" + inner + "}" if value else "set()"
-    return f"[{inner}]"
+    def tree(self, value: Any) -> Any:
+        return values.encode(value, self.number)
+
+    def number(self, value: Any) -> tuple[Any, ...]:
+        """Return what stands for an object: its number, with its kind where the tests can use that."""
+        index = self.numbers.get(id(value))
+        if index is None:
+            index = self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ("exception", index, [kind.__name__ for kind in value.__mro__])
+        return ("iterator" if isinstance(value, values.ITERATORS) else "object", index)
+
+    def value(self, tree: Any) -> Any:
+        return values.decode(tree, self.object)
+
+    def object(self, tree: tuple[Any, ...]) -> Any:
+        kind, index = tree[:2]
+        return self.callback(index) if kind == "callback" else self.objects[index]
+
+    def callback(self, index: int) -> Callable[..., Any]:
+        """Return a function that runs in the process that tests."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.reply(("callback", index, self.tree(list(arguments)), self.tree(named)))
+            while (outcome := self.answer()) is None:
+                pass
+            kind, result = outcome
+            if kind == "raised":
+                raise getattr(__import__("builtins"), result, RuntimeError)("in the function that the test gave")
+            return self.value(result)
+
+        return call
+
+    def answer(self) -> tuple[str, Any] | None:
+        """Do what the next line asks, or return the outcome of a callback; the process ends with the requests."""
+        line = self.requests.readline()
+        if not line:
+            raise SystemExit
+        operation, *rest = values.read(line)
+        if operation in ("returned", "raised"):
+            return operation, rest[0]
+        target, arguments, named = rest
+        try:
+            given = [self.value(each) for each in arguments]
+            given_named = {name: self.value(each) for name, each in named}
+            result = OPERATIONS[operation](self.objects[target], *given, **given_named)
+            changed = [
+                self.tree(each) if values.has_mutable(each) else None for each in [*given, *given_named.values()]
+            ]
+            is_object = operation == "make" and type(result).__module__ == "solution"
+            self.reply(("value", self.number(result) if is_object else self.tree(result), changed))
+        except BaseException as error:  # noqa: BLE001 - SystemExit too
+            self.fail(error)
+        return None
 
 
 if __name__ == "__main__":

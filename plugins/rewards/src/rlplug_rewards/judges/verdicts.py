@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError, brief
+from rlplug_rewards.patterns import compile_pattern
 from rlplug_rewards.requests.json_client import malformed, strict_json
-from rlplug_rewards.text import compile_pattern
 
 AnswerForm: TypeAlias = Literal["json", "plain", "regex"]
 NUMBER: Final = re.compile(r"[+-]?(\d{1,15}(\.\d{0,15})?|\.\d{1,15})", re.ASCII)

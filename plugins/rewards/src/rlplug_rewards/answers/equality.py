@@ -1,0 +1,320 @@
+"""``same``: whether two answers mean the same, by rules that do not depend on which of them is the reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Final
+
+import mpmath
+
+from rlplug_rewards.answers.arithmetic import divide, multiply, subtract
+from rlplug_rewards.answers.expressions import Expression, equal, equal_numbers, points, read_expression
+from rlplug_rewards.answers.notation import clean, compact
+from rlplug_rewards.answers.reading import read
+from rlplug_rewards.answers.regions import pair_as_region
+from rlplug_rewards.answers.units import same_kind
+from rlplug_rewards.answers.values import Clock, Grid, Items, Quantity, Region, Relation, Span, Value, Words
+
+SETS: Final = ("", "⦃⦄")
+PRODUCTS: Final = ("abc", "xyz", "pqr", "mnk", "uvw", "rst")
+HUNDREDTH: Final = read_expression("1/100")
+
+
+def same_answers(one: str, other: str) -> bool:
+    """Return whether two answers, as they were written, mean the same."""
+    left, right = clean(one), clean(other)
+    if not left or not right:
+        return False
+    if compact(left) == compact(right):
+        return True
+    first, second = read(one), read(other)
+    return first is not None and second is not None and same(first, second)
+
+
+def same(one: Value, other: Value) -> bool:
+    """Return whether two values are the same."""
+    if isinstance(one, Relation) or isinstance(other, Relation):
+        return _same_relations(one, other)
+    for left, right in ((one, other), (other, one)):
+        if isinstance(left, Items) and len(left.parts) == 1 and not isinstance(right, Items | Region):
+            return same(left.parts[0], right)
+    if isinstance(one, Clock) or isinstance(other, Clock):
+        return _same_clocks(one, other)
+    if isinstance(one, Region) or isinstance(other, Region):
+        left_region, right_region = _as_region(one), _as_region(other)
+        return left_region is not None and right_region is not None and _same_regions(left_region, right_region)
+    if isinstance(one, Grid) or isinstance(other, Grid):
+        return _same_grids(one, other)
+    if isinstance(one, Items) or isinstance(other, Items):
+        return _same_items(one, other)
+    if isinstance(one, Quantity) and isinstance(other, Quantity):
+        return _same_quantities(one, other)
+    if isinstance(one, Words) and isinstance(other, Words):
+        return (one.text, one.is_literal) == (other.text, other.is_literal) or _same_products(one.text, other.text)
+    for left, right in ((one, other), (other, one)):
+        if isinstance(left, Words) and isinstance(right, Quantity) and left.product is not None and right.unit is None:
+            return equal(left.product, right.expression)
+    return False
+
+
+# ---- quantities -----------------------------------------------------------------------------------------------------
+
+
+def _same_quantities(one: Quantity, other: Quantity) -> bool:
+    if one.is_percent != other.is_percent:
+        percent, plain = (one, other) if one.is_percent else (other, one)
+        if plain.unit is not None:
+            return False
+        value = plain.expression.value
+        is_share = not (isinstance(value, Fraction) and value.denominator == 1 and abs(value) > 1)
+        if is_share and equal(_product(percent.expression, HUNDREDTH), plain.expression):
+            return True
+        return _is_above_one(plain.expression) and equal(percent.expression, plain.expression)
+    if not same_kind(one.unit, other.unit):
+        return _is_angle(one, other)
+    if one.unit is not None and other.unit is not None and one.unit.dimension and one.unit.factor != other.unit.factor:
+        return equal(_scaled(one), _scaled(other))
+    return equal(one.expression, other.expression) or _is_angle(one, other)
+
+
+def _is_above_one(expression: Expression) -> bool:
+    value = expression.value
+    if value is None:
+        return bool(expression.names)
+    with mpmath.workdps(60):
+        return bool(abs(value) > 1)
+
+
+def _scaled(quantity: Quantity) -> Expression:
+    assert quantity.unit is not None
+    factor = quantity.unit.factor
+    return _product(quantity.expression, Expression(lambda _: factor, frozenset(), str(factor)))
+
+
+def _product(one: Expression, other: Expression) -> Expression:
+    return Expression(
+        lambda point: multiply(one.compute(point), other.compute(point)),
+        one.names | other.names,
+        f"{one.text}*{other.text}",
+    )
+
+
+def _is_angle(one: Quantity, other: Quantity) -> bool:
+    """Return whether one is in degrees and the other the same angle in radians, as a multiple of pi."""
+    for degrees, radians in ((one, other), (other, one)):
+        if degrees.unit is None or degrees.unit.dimension != {("deg", 1)}:
+            continue
+        is_radian = radians.unit is None or radians.unit.dimension == {("rad", 1)}
+        if is_radian and "pi" in radians.expression.text:
+            return equal(_product(degrees.expression, read_expression(r"\pi/180")), radians.expression)
+    return False
+
+
+def _same_products(one: str, other: str) -> bool:
+    """Return whether letters in a row are one product: ``xy`` is ``yx``, and ``on`` is not ``no``."""
+    return one.isalpha() and sorted(one) == sorted(other) and any(set(one) <= set(letters) for letters in PRODUCTS)
+
+
+# ---- several values -------------------------------------------------------------------------------------------------
+
+
+def _same_items(one: Value, other: Value) -> bool:
+    if not isinstance(one, Items) or not isinstance(other, Items):
+        items, single = (one, other) if isinstance(one, Items) else (other, one)
+        assert isinstance(items, Items)
+        return items.brackets == ":" and isinstance(single, Quantity) and _is_ratio(items, single)
+    if one.brackets == ":" or other.brackets == ":":
+        return one.brackets == other.brackets and _same_ratios(one, other)
+    left, right = _labelled(one), _labelled(other)
+    if left is not None and right is not None:
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    if left is not None or right is not None:
+        named, plain = (left, other) if left is not None else (right, one)
+        assert named is not None
+        if any(isinstance(part, Relation) for part in plain.parts):
+            return False
+        return _in_order([named[name] for name in sorted(named)], plain.parts)
+    parts = [[_unlabelled(part) for part in items.parts] for items in (one, other)]
+    if one.brackets in SETS and other.brackets in SETS:
+        are_sets = "⦃⦄" in (one.brackets, other.brackets)
+        left_parts, right_parts = (_distinct(each) if are_sets else each for each in parts)
+        return _in_any_order(left_parts, right_parts)
+    if "⦃⦄" in (one.brackets, other.brackets):
+        return False
+    if {one.brackets, other.brackets} == {"()", "[]"} and len(one.parts) == 2:
+        return False
+    return _in_order(*parts)
+
+
+def _labelled(items: Items) -> dict[str, Value] | None:
+    """Return values by name, where each has a name of its own: ``x = 3, y = 4``."""
+    if not all(isinstance(part, Relation) and part.sign == "=" and part.label for part in items.parts):
+        return None
+    named = {part.label: part.right for part in items.parts if isinstance(part, Relation)}
+    return named if len(named) == len(items.parts) and items.brackets in ("", "()", "⦃⦄") else None
+
+
+def _unlabelled(value: Value) -> Value:
+    return value.right if isinstance(value, Relation) and value.sign == "=" and value.label else value
+
+
+def _in_order(one: Sequence[Value], other: Sequence[Value]) -> bool:
+    return len(one) == len(other) and all(same(left, right) for left, right in zip(one, other, strict=True))
+
+
+def _in_any_order(one: Sequence[Value], other: Sequence[Value], is_same: Callable[[Value, Value], bool] = same) -> bool:
+    if len(one) != len(other):
+        return False
+    rest = list(other)
+    for left in one:
+        at = next((index for index, right in enumerate(rest) if is_same(left, right)), None)
+        if at is None:
+            return False
+        del rest[at]
+    return True
+
+
+def _distinct(values: Sequence[Value]) -> list[Value]:
+    found: list[Value] = []
+    for value in values:
+        if not any(same(value, other) for other in found):
+            found.append(value)
+    return found
+
+
+def _same_ratios(one: Items, other: Items) -> bool:
+    if len(one.parts) != len(other.parts):
+        return False
+    pairs = [
+        (left.expression, right.expression)
+        for left, right in zip(one.parts, other.parts, strict=True)
+        if isinstance(left, Quantity) and isinstance(right, Quantity)
+    ]
+    first, second = pairs[0]
+    return all(equal(_product(left, second), _product(right, first)) for left, right in pairs)
+
+
+def _is_ratio(items: Items, single: Quantity) -> bool:
+    if len(items.parts) != 2 or single.unit is not None or single.is_percent:
+        return False
+    above, below = items.parts
+    assert isinstance(above, Quantity)
+    assert isinstance(below, Quantity)
+    return "/" in single.expression.text.replace(r"\frac", "/") and equal(
+        _product(single.expression, below.expression), above.expression
+    )
+
+
+def _same_grids(one: Value, other: Value) -> bool:
+    if isinstance(one, Grid) and isinstance(other, Grid):
+        if one.is_cases != other.is_cases or len(one.rows) != len(other.rows):
+            return False
+        if not one.is_cases:
+            return all(_in_order(left, right) for left, right in zip(one.rows, other.rows, strict=True))
+        left_rows, right_rows = ([Items("()", row) for row in grid.rows] for grid in (one, other))
+        return _in_any_order(left_rows, right_rows, _same_cases)
+    grid, items = (one, other) if isinstance(one, Grid) else (other, one)
+    if not isinstance(grid, Grid) or not isinstance(items, Items) or items.brackets not in ("()", "⟨⟩", "[]"):
+        return False
+    cells = [cell for row in grid.rows for cell in row]
+    return (len(grid.rows) == 1 or all(len(row) == 1 for row in grid.rows)) and _in_order(cells, items.parts)
+
+
+def _same_cases(one: Value, other: Value) -> bool:
+    assert isinstance(one, Items)
+    assert isinstance(other, Items)
+    return _in_order(one.parts, other.parts)
+
+
+# ---- regions, times, relations --------------------------------------------------------------------------------------
+
+
+def _as_region(value: Value) -> Region | None:
+    if isinstance(value, Region):
+        return value
+    if isinstance(value, Items) and len(value.parts) == 2:
+        low, high = value.parts
+        if isinstance(low, Quantity) and isinstance(high, Quantity):
+            return pair_as_region(value.brackets, low.expression, high.expression)
+    return None
+
+
+def _same_regions(one: Region, other: Region) -> bool:
+    if one.name and other.name and one.name != other.name:
+        return False
+    return len(one.spans) == len(other.spans) and all(map(_same_spans, one.spans, other.spans))
+
+
+def _same_spans(one: Span, other: Span) -> bool:
+    return (
+        (one.has_low, one.has_high) == (other.has_low, other.has_high)
+        and equal_numbers(one.low, other.low)
+        and equal_numbers(one.high, other.high)
+    )
+
+
+def _same_clocks(one: Value, other: Value) -> bool:
+    if isinstance(one, Clock) and isinstance(other, Clock):
+        period = 86400 if one.is_known == other.is_known else 43200
+        return (one.seconds - other.seconds) % period == 0
+    clock, value = (one, other) if isinstance(one, Clock) else (other, one)
+    assert isinstance(clock, Clock)
+    return clock.ratio is not None and same(clock.ratio, value)
+
+
+def _same_relations(one: Value, other: Value) -> bool:
+    if not isinstance(one, Relation) or not isinstance(other, Relation):
+        relation, value = (one, other) if isinstance(one, Relation) else (other, one)
+        assert isinstance(relation, Relation)
+        if isinstance(value, Region) and value.name and relation.label and value.name != relation.label:
+            return False
+        return bool(relation.label) and relation.sign == "=" and same(relation.right, value)
+    if one.sign != other.sign:
+        return False
+    if one.label and other.label and same(one.right, other.right):
+        return one.label == other.label or not (_is_symbol(one.label) and _is_symbol(other.label))
+    if (
+        one.left is None
+        or other.left is None
+        or not isinstance(one.right, Quantity)
+        or not isinstance(other.right, Quantity)
+    ):
+        return False
+    if one.right.unit is not None or other.right.unit is not None:
+        return False
+    return _are_multiples(one.left, one.right.expression, other.left, other.right.expression, one.sign)
+
+
+def _is_symbol(label: str) -> bool:
+    return re.fullmatch(r"[A-Za-z]|\\[a-z]+", label.strip()) is not None
+
+
+def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, sign: str) -> bool:
+    """Return whether ``a - b`` is ``c - d`` times a constant, which is positive for an inequality."""
+    names = a.names | b.names | c.names | d.names
+    if (a.names | b.names) != (c.names | d.names):
+        return False
+    quotient = Expression(
+        lambda point: divide(
+            subtract(a.compute(point), b.compute(point)), subtract(c.compute(point), d.compute(point))
+        ),
+        names,
+        "",
+    )
+    first = next((value for point in points(sorted(names)) if (value := quotient.at(point)) is not None), None)
+    if first is None or not first:
+        return False
+    with mpmath.workdps(60):
+        if (
+            sign in ("<", "<=")
+            and not mpmath.re(
+                mpmath.mpmathify(
+                    first if not hasattr(first, "numerator") else mpmath.mpf(first.numerator) / first.denominator
+                )
+            )
+            > 0
+        ):
+            return False
+    return equal(quotient, Expression(lambda _: first, frozenset(), ""))

@@ -1,0 +1,83 @@
+"""``judge``: whether a completion gives one of a prompt's accepted answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rlplug_rewards.answers.choices import read_choice
+from rlplug_rewards.answers.equality import same_answers
+from rlplug_rewards.answers.extraction import Found, marked_answer
+from rlplug_rewards.answers.notation import clean
+from rlplug_rewards.answers.prose import candidates
+from rlplug_rewards.answers.reading import read
+from rlplug_rewards.answers.values import Items, Value, Words
+
+SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
+"""A sum of symbols that a question asks for, such as ``m + n``."""
+
+
+def reference_text(reference: str) -> str:
+    """Return the answer of a reference, which may be a solution that marks it with ``####``, a tag or a box."""
+    if "####" in reference:
+        return reference.rpartition("####")[2].strip()
+    found = marked_answer(reference)
+    return reference if found is None else found.text
+
+
+def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str], bool] | None = None) -> bool:
+    """Return whether an answer is one of those accepted.
+
+    Args:
+        references: Accepted answers, as they were written.
+        found: What is marked as the answer, or prose in which it is looked for.
+        fallback: Compares answers that have no other meaning than their notation.
+    """
+    prose, is_marked = found.text, found.is_marked
+    if is_marked:
+        if any(is_same(reference, prose, fallback) for reference in references):
+            return True
+        if not isinstance(read(prose), Words) or " " not in prose.strip():
+            return False
+    letters = [_letter(reference) for reference in references]
+    if all(letters):
+        return read_choice(prose, is_marked) in letters
+    for text in candidates(prose, is_marked):
+        if any(is_same(reference, text, fallback) for reference in references):
+            return True
+        if _is_answer(read(text)):
+            return False
+    return False
+
+
+def _letter(reference: str) -> str | None:
+    """Return the letter of a reference that is one of a multiple choice."""
+    letter = re.fullmatch(r"«?\s*\(?([A-J])\)?\s*»?", clean(reference))
+    return None if letter is None else letter[1]
+
+
+def _is_answer(value: Value | None) -> bool:
+    """Return whether a part of prose has a meaning of its own, so that no other part is the answer."""
+    if isinstance(value, Items):
+        return all(_is_answer(part) or (isinstance(part, Words) and " " not in part.text) for part in value.parts)
+    return value is not None and not isinstance(value, Words)
+
+
+def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | None = None) -> bool:
+    """Return whether an answer means what a reference means."""
+    if same_answers(reference, answer):
+        return True
+    if "=" not in reference and (total := SUM.match(answer)) is not None:
+        return is_same(reference, answer[total.end() :], fallback)
+    if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
+        return True
+    if fallback is None or not is_notation(reference) or not is_notation(answer):
+        return False
+    return fallback(reference, answer)
+
+
+def is_notation(text: str) -> bool:
+    """Return whether a text has no meaning here but its notation, as an integral or a sum has."""
+    value = read(text)
+    return isinstance(value, Words) and value.is_literal and re.search(r"\\[A-Za-z]", value.text) is not None

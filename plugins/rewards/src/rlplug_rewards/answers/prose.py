@@ -1,0 +1,175 @@
+"""The part of unmarked prose that is its answer: the last sentence that says what the answer is, else the last one.
+
+A sentence that denies, doubts or asks has no answer. What follows words of correction, such as "wait", counts alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+CUE: Final = re.compile(
+    r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
+    r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
+    r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
+    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=])",
+    re.IGNORECASE | re.MULTILINE,
+)
+VERB: Final = re.compile(
+    r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
+    r"|need|needs|"
+    r"costs?|earns?|pays?|spends?|takes?|sells?|total of|to)\b|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
+    re.IGNORECASE,
+)
+ADVERBS: Final = re.compile(
+    r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
+    r"|equals|given by|is|"
+    r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
+    re.IGNORECASE,
+)
+LEAD: Final = re.compile(
+    r"^(?:(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently|accordingly|in total"
+    r"|in conclusion|as a result|"
+    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i get|it is|it's|that's"
+    r"|this is|that is|there are|"
+    r"there is|which is|it equals|that)\b[,:]?\s*)+",
+    re.IGNORECASE,
+)
+ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?)\s+\(.*\)$")
+"""A number with a remark in brackets, which is no product in prose."""
+CLAUSE: Final = re.compile(
+    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
+    r"|so that|if|after|assuming|"
+    r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with"
+    r"|while|hence|therefore)\b).*",
+    re.IGNORECASE | re.DOTALL,
+)
+DOUBT: Final = re.compile(
+    r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess"
+    r"|couldn['’]t|could|"
+    r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
+    re.IGNORECASE,
+)
+MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
+"""Emphasis, and text in mathematics."""
+BOUND: Final = re.compile(
+    r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger"
+    r"|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
+    re.IGNORECASE,
+)
+CORRECTION: Final = re.compile(
+    r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
+    r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake"
+    r"|error)|no,|on second thought)\b",
+    re.IGNORECASE,
+)
+SENTENCE_END: Final = re.compile(r"(?:[.!?](?:[*_\"'”)]{0,3})(?=\s+[A-Z*\\$\"“(]|\s*$)|\n)", re.MULTILINE)
+CURRENCY: Final = re.compile(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))")
+LONGEST: Final = 4000
+"""Characters at the end of a completion in which unmarked answers are looked for."""
+
+
+def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
+    """Yield texts that may be the answer, the likeliest first: the first that has a meaning is the answer.
+
+    Args:
+        text: Prose.
+        is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
+    """
+    text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
+    text = MARKS.sub(lambda match: match[1] or "", text)
+    text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
+    if not text:
+        return
+    cue = _last(CUE, text)
+    if cue is not None:
+        sentence = _first_sentence(text[cue.end() :])
+        if sentence.strip(" *_:$"):
+            if not _doubts(sentence):
+                yield from _parts_of_statement(sentence)
+            return
+    if is_marked:
+        return
+    sentence = LEAD.sub("", _last_sentence(text))
+    if "\n" not in text and len(text) < 200 and not _doubts(text):
+        yield LEAD.sub("", text)
+    if _doubts(sentence):
+        return
+    yield sentence
+    verb = _last(VERB, sentence)
+    if verb is not None:
+        yield from _parts_of_statement(sentence[verb.end() :])
+    if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
+        yield from _only_number(sentence)
+
+
+def _parts_of_statement(text: str) -> Iterator[str]:
+    text = ADVERBS.sub("", text, count=1).strip()
+    whole = text.rstrip(" .!*_")
+    if whole.count("}") > whole.count("{"):  # of JSON
+        whole = whole.rstrip("}\"' \n")
+    cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
+    if cut and cut != whole:
+        yield cut
+    yield whole
+    math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
+    if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
+        yield next(part for part in math[0] if part)
+
+
+def _only_number(sentence: str) -> Iterator[str]:
+    """Yield the only mathematics of a sentence, or its only number with the word behind it."""
+    if len(sentence) > 400 or BOUND.search(sentence):
+        return
+    math = [next(part for part in each if part) for each in re.findall(r"\$([^$\n]+)\$|\\\((.+?)\\\)", sentence)]
+    if len(math) == 1:
+        yield math[0]
+        return
+    numbers = re.findall(r"(?<![\w.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![\w/^])", sentence)
+    if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
+        yield numbers[0].rstrip(",")
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found: re.Match[str] | None = None
+    for match in pattern.finditer(text):
+        found = match
+    return found
+
+
+def _doubts(sentence: str) -> bool:
+    return DOUBT.search(re.sub(r"\\[a-zA-Z]+", " ", sentence)) is not None
+
+
+def _after_correction(text: str) -> str:
+    at = 0
+    for match in CORRECTION.finditer(text):
+        at = match.end()
+    return text[at:].lstrip(" ,.:;!-—") if text[at:].strip(" .,!") else text[:at]
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence, of the first line that has one."""
+    text = text.lstrip(" \n\t*_:")
+    end = _end_of_sentence(text, 0)
+    return text[:end]
+
+
+def _last_sentence(text: str) -> str:
+    begin, end = 0, _end_of_sentence(text, 0)
+    while end < len(text) and text[end:].strip(" .*_\n"):
+        begin = end
+        end = _end_of_sentence(text, begin + 1)
+    return text[begin:end].strip(" \n#>-*")
+
+
+def _end_of_sentence(text: str, begin: int) -> int:
+    """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
+    for match in SENTENCE_END.finditer(text, begin):
+        before = text[begin : match.start()]
+        marks = before.count("$") - before.count("\\$") - len(CURRENCY.findall(before))
+        is_outside = marks == 0 or before.count("$") % 2 == 0
+        if is_outside and before.count("\\[") == before.count("\\]") and before.strip():
+            return match.end()
+    return len(text)

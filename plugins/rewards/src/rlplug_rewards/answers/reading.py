@@ -1,0 +1,351 @@
+"""``read`` returns what an answer means, the most structured reading first."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rlplug_rewards.answers.expressions import equal_numbers, read_expression
+from rlplug_rewards.answers.notation import clean, compact
+from rlplug_rewards.answers.numerals import join
+from rlplug_rewards.answers.quantities import (
+    FUNCTION_NAMES,
+    expression_of,
+    read_numeral,
+    read_quantity,
+    read_ratio,
+    read_time,
+)
+from rlplug_rewards.answers.regions import ALL, INFINITY, MINUS_INFINITY, read_region
+from rlplug_rewards.answers.splitting import balanced, inside, split
+from rlplug_rewards.answers.values import NOTHING, Clock, Grid, Items, Quantity, Relation, Value, Words
+
+LONGEST: Final = 1500
+"""Longest answer in characters."""
+DEEPEST: Final = 8
+CONSTANT_WORDS: Final[dict[str, Value]] = {
+    **dict.fromkeys(
+        ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty",
+            "there is no solution",
+         "there are no solutions", "has no solution", "no such x", "no such x exists", "none exist"), NOTHING),
+    **dict.fromkeys(
+        ("all real numbers", "all reals", "all real number", "all real x", "all real values", "reals",
+            "real numbers", "any real number", "mathbb r",
+         "every real number", "set of all real numbers", "set of real numbers", "all real values of x",
+             "x is any real number", "x in mathbb r"), ALL),
+    **dict.fromkeys(("dne", "does not exist", "limit does not exist", "doesn't exist"), Words("dne")),
+    **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions",
+        "infinite number of solutions"), Words("infinite")),
+    **dict.fromkeys(("yes", "true", "correct"), Words("true")),
+    **dict.fromkeys(("no", "false"), Words("false")),
+    **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Quantity(INFINITY)),
+    **dict.fromkeys(("negative infinity", "minus infinity"), Quantity(MINUS_INFINITY)),
+    "pi": Quantity(read_expression(r"\pi")),
+    **dict.fromkeys(("noon", "12 noon", "midday"), Clock(43200, True)),
+    **dict.fromkeys(("midnight", "12 midnight"), Clock(0, True)),
+}  # fmt: skip
+GRID: Final = re.compile(
+    r"\\begin\s*\{([pbvBV]?matrix|smallmatrix|array|cases|dcases)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL
+)
+RELATION: Final = re.compile(r"\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])|<=|>=|!=|==|[<>=]|\\notin")
+SIGNS: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", "==": "=", r"\approx": "=", r"\equiv": "="}
+LABEL: Final = re.compile(
+    r"(?:«[^»]*»|[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|sigma|rho|tau|Delta|angle|triangle|overline|bar|measuredangle|mathbb|Omega|pi)(?![A-Za-z])\s*)"
+    r"(?:_\{?\w+\}?|'|\^\{-1\}|\^\{\([n\d]\)\})*"
+    r"(?:\s*\([\w\s,;|=+\-^{}\\]*\))?"
+)
+NAMES_OF_LENGTHS: Final = re.compile(
+    r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?"
+)
+NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
+EXCEPT: Final = re.compile(
+    r"«?\s*(?:the set of )?(?:all|any|every) real(?:s| numbers?| values?)?(?: x)?,?\s*(?:except|but|other than"
+    r"|excluding)(?: for)?"
+    r"\s*(?:x\s*=)?\s*»?\s*(?:x\s*=)?\s*([^»]+?)\s*»?",
+    re.IGNORECASE,
+)
+NAMES: Final = re.compile(r"\(\s*[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\s*\)")
+ABOUT: Final = re.compile(
+    r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are"
+    r"|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
+    re.IGNORECASE,
+)
+ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
+
+
+def read(text: str) -> Value | None:
+    """Return the meaning of an answer as it was written, or ``None`` where it has none."""
+    if len(text) > LONGEST:
+        return None
+    try:
+        return read_clean(clean(text))
+    except (RecursionError, OverflowError, ArithmeticError):
+        return None
+
+
+def read_clean(text: str, depth: int = 0) -> Value | None:
+    """Return the meaning of a text in :mod:`one notation <rlplug_rewards.answers.notation>`."""
+    text = _unwrapped(text.strip())
+    if not text or depth > DEEPEST or not balanced(text):
+        return None
+    return (
+        _constant(text)
+        or _grid(text, depth)
+        or read_time(text)
+        or read_numeral(text)
+        or _relation(text, depth)
+        or read_sets(text, depth)
+        or _brackets(text, depth)
+        or _list(text, depth)
+        or _signs(text, depth)
+        or read_ratio(text)
+        or read_quantity(text)
+        or _words(text)
+    )
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text without groups around all of it, and without words of approximation."""
+    while True:
+        shorter = NEGATIVE.sub("-", ABOUT.sub("", text, count=1), count=1)
+        if (inner := inside(shorter, "{", "}")) is not None:
+            shorter = inner
+        if (inner := inside(shorter, "«", "»")) is not None and re.search(r"\d", inner) and "«" not in inner:
+            shorter = inner
+        if (inner := inside(shorter, "(", ")")) is not None and len(split(inner, ",;")) == 1:
+            shorter = inner
+        if shorter == text:
+            return text
+        text = shorter.strip()
+
+
+def _constant(text: str) -> Value | None:
+    if text in ("⦃⦄", r"\emptyset", r"⦃ ⦄"):
+        return NOTHING
+    if text == r"\mathbb{R}" or text == r"\mathbb R":
+        return ALL
+    if (excepted := EXCEPT.fullmatch(text)) is not None:
+        return read_region(rf"x \ne {excepted[1]}".replace(" and ", ", "))
+    if not re.fullmatch(r"(?:12\s)?[«A-Za-z][A-Za-z\s'«».{}\\]*", text):
+        return None
+    return CONSTANT_WORDS.get(_folded(text.removeprefix("x \\in ")))
+
+
+def _grid(text: str, depth: int) -> Value | None:
+    match = GRID.fullmatch(text) or GRID.fullmatch(re.sub(r"^[a-zA-Z](?:\([a-z]\))?\s*=\s*", "", text))
+    if match is None:
+        return _nested_lists(text, depth)
+    is_cases = match[1] in ("cases", "dcases")
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
+    cells = []
+    for row in rows:
+        found = [
+            read_clean(_without_if(cell), depth + 1)
+            for cell in (row.split("&") if "&" in row or not is_cases else re.split(r",\s*(?=«?\s*if)", row))
+        ]
+        if any(cell is None for cell in found):
+            return None
+        cells.append(tuple(cell for cell in found if cell is not None))
+    return Grid(tuple(cells), is_cases) if cells else None
+
+
+def _nested_lists(text: str, depth: int) -> Value | None:
+    inner = inside(text, "[", "]")
+    if inner is None or not inner.strip().startswith("["):
+        return None
+    rows = [inside(row.strip(), "[", "]") for row in split(inner, ",")]
+    cells = [[read_clean(cell, depth + 1) for cell in split(row, ",")] for row in rows if row is not None]
+    if len(cells) != len(rows) or any(cell is None for row in cells for cell in row):
+        return None
+    return Grid(tuple(tuple(cell for cell in row if cell is not None) for row in cells))
+
+
+def _without_if(cell: str) -> str:
+    cell = re.sub(r"^\s*,?\s*(?:«\s*)?(?:if|for|when|where)\b\s*»?\s*|,\s*$", "", cell.strip())
+    return re.sub(r"^«([^»]*)»$", r"\1", cell.strip()).strip(" ,.") or "otherwise"
+
+
+# ---- relations ------------------------------------------------------------------------------------------------------
+
+
+def _relation(text: str, depth: int) -> Value | None:
+    if (
+        re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\l(?:and|or)(?![A-Za-z])|\\cup|⦃", text)
+        or len(split(text, ",;")) > 1
+    ):
+        return None
+    parts, signs = _sides(text)
+    if not signs:
+        return None
+    if set(signs) == {"="}:
+        return _equation(parts, depth)
+    if signs == [r"\in"]:
+        return None
+    left, right = expression_of(parts[0]), expression_of(parts[-1])
+    if len(signs) == 1 and left is not None and right is not None and (left.names or right.names):
+        region = read_region(text)
+        if region is not None:
+            return region
+        if signs[0] in (">", ">="):
+            return Relation("<" if signs[0] == ">" else "<=", "", right, Quantity(left))
+        return Relation(signs[0], "", left, Quantity(right))
+    return read_region(text)
+
+
+def _sides(text: str) -> tuple[list[str], list[str]]:
+    """Return what stands between signs of relation outside brackets, and the signs."""
+    parts, signs, at = [], [], 0
+    for match in RELATION.finditer(text):
+        before = text[at : match.start()]
+        if not balanced(before):
+            continue
+        parts.append(before.strip())
+        signs.append(SIGNS.get(match[0], match[0]))
+        at = match.end()
+    return [*parts, text[at:].strip()], signs
+
+
+def _equation(parts: list[str], depth: int) -> Value | None:
+    name = parts[0]
+    value = read_clean(parts[-1], depth + 1)
+    if not name or value is None:
+        return value if len(parts) > 1 else None
+    is_label = LABEL.fullmatch(name) or NAMES_OF_LENGTHS.fullmatch(name) or _is_phrase(name) or NAMES.fullmatch(name)
+    left = expression_of(name)
+    if is_label:
+        return Relation("=", compact(name), left, value)
+    if isinstance(value, Quantity) and left is not None:
+        if not left.names and not value.expression.names:
+            sides = [expression_of(part) for part in parts[:-1]]
+            same = all(side is not None and (side.names or equal_numbers(side, value.expression)) for side in sides)
+            return value if same or value.unit is not None or value.is_percent else None
+        return Relation("=", "", left, value)
+    return None
+
+
+def _is_phrase(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z][A-Za-z\s«»'-]{2,60}", name) is not None and any(
+        len(word) > 3 and word.lower() not in FUNCTION_NAMES for word in re.findall(r"[A-Za-z]+", name)
+    )
+
+
+# ---- several values -------------------------------------------------------------------------------------------------
+
+
+def read_sets(text: str, depth: int) -> Value | None:
+    r"""Read unions, conditions that "or" and "and" join, ``x \in ...`` and sets in braces."""
+    match = re.fullmatch(r"(\w+(?:_\{?\w+\}?)?)\s*\\in\s*(.+)", text)
+    if match is not None and not RELATION.search(match[2]):
+        return read_clean(match[2], depth + 1)
+    if (inner := inside(text, "⦃", "⦄")) is not None:
+        builder = re.fullmatch(r"\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(.+)", inner)
+        if builder is not None:
+            return read_clean(builder[1], depth + 1)
+        parts = _parts(inner, depth)
+        return None if parts is None else Items("⦃⦄", _flat(parts))
+    if re.search(r"\\(?:cup|cap|setminus|le|ge|ne|in)(?![A-Za-z])|[<>]|\\mathbb|^[\[(\]].*,.*[\])\[]$", text):
+        return read_region(text)
+    return None
+
+
+def _brackets(text: str, depth: int) -> Value | None:
+    for opens, closes in (("(", ")"), ("[", "]"), ("\\langle", "\\rangle"), ("<", ">")):
+        inner = inside(text, opens, closes)
+        if inner is None:
+            continue
+        parts = _parts(inner, depth)
+        if parts is None:
+            return None
+        brackets = "⟨⟩" if opens in ("\\langle", "<") else opens + closes
+        if len(parts) > 1 or opens != "(":
+            return Items(brackets, parts) if len(parts) > 1 else parts[0]
+    return None
+
+
+def _parts(inner: str, depth: int) -> tuple[Value, ...] | None:
+    """Return the values in brackets. Commas with a space behind separate; then those without may be thousands."""
+    commas = re.findall(r",(\s?)", inner)
+    has_thousands = "" in commas and " " in commas
+    pieces = split(join(inner, groups=True) if has_thousands else inner, ",;")
+    values = [read_clean(piece, depth + 1) for piece in pieces]
+    if not values or any(value is None for value in values):
+        return None
+    return tuple(value for value in values if value is not None)
+
+
+def _list(text: str, depth: int) -> Value | None:
+    text = re.sub(r"«\s*(and|or)\s*»", r" \1 ", text)
+    text = re.sub(r"«\s*(and|or)\s+([^»]*)»", r" \1 «\2»", text)
+    text = re.sub(r"^(?:both|either)\s+", "", text)
+    joined = join(text)
+    pieces = split(joined, ",;")
+    pieces = [part for piece in pieces for part in _split_words(piece)]
+    pieces = [
+        part
+        for piece in pieces
+        for part in re.split(r"\\\\|\\l(?:and|or)(?![A-Za-z])", piece)
+        if balanced(part) or True
+    ]
+    pieces = [piece.strip() for piece in pieces if piece.strip()]
+    if len(pieces) < 2 or len(pieces) > 200:
+        return None
+    values = [read_clean(piece, depth + 1) for piece in pieces]
+    if any(value is None for value in values):
+        return None
+    found = tuple(value for value in values if value is not None)
+    last = found[-1]
+    if (
+        isinstance(last, Quantity)
+        and last.unit is not None
+        and all(isinstance(each, Quantity) and each.unit is None for each in found[:-1])
+    ):
+        found = tuple(
+            Quantity(each.expression, last.unit, each.is_percent) for each in found if isinstance(each, Quantity)
+        )
+    return Items("", _flat(found))
+
+
+def _flat(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    r"""Return values of which those that are lists themselves, such as ``\pm 3``, are several."""
+    return tuple(
+        part
+        for value in values
+        for part in (value.parts if isinstance(value, Items) and not value.brackets else (value,))
+    )
+
+
+def _split_words(text: str) -> list[str]:
+    return re.split(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", text)
+
+
+def _signs(text: str, depth: int) -> Value | None:
+    r"""Read ``a \pm b`` as the two values ``a + b`` and ``a - b``."""
+    if len(re.findall(r"\\pm(?![A-Za-z])", text)) != 1:
+        return None
+    upper = read_clean(re.sub(r"\\pm(?![A-Za-z])", "+", text).replace(r"\mp", "-"), depth + 1)
+    lower = read_clean(re.sub(r"\\pm(?![A-Za-z])", "-", text).replace(r"\mp", "+"), depth + 1)
+    if upper is None or lower is None or isinstance(upper, Words):
+        return None
+    if isinstance(upper, Relation) and isinstance(lower, Relation) and upper.label:
+        return Items("", (upper, lower))
+    return Items("", (upper, lower))
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> Value | None:
+    if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>⦃⦄_]", text) and "«" not in text):
+        return Words(compact(text), is_literal=True)
+    folded = _folded(text)
+    product = expression_of(text) if re.fullmatch(r"[A-Za-z]{2,3}", text) else None
+    return (
+        Words(folded, product=product)
+        if folded and re.search(r"[^\W\d]", folded)
+        else Words(compact(text), is_literal=True)
+    )
+
+
+def _folded(text: str) -> str:
+    text = re.sub(r"[«»\"`*_{}\\,.;:!?()]|^\W+|\W+$", " ", text.casefold())
+    return " ".join(ARTICLES.sub(" ", text).split())
