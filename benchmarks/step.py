@@ -6,6 +6,7 @@ r"""Times whole GRPO steps of rlplug and of TRL on the same GPU, in turns, besid
     python benchmarks/step.py --workload heavy-tailed --sides rlplug --out OUT -- --model.algorithm.correction {} \
         --model.partial_rollout "{over_provisioning: 1.5, max_staleness: 2}"
     python benchmarks/step.py --workload 8b-lora --sides rlplug trl plan --steps 4 --warm-up 2 --out OUT
+    python benchmarks/step.py --workload heavy-tailed --completions 512 --sides rlplug --out OUT
 
 Needs a GPU, vLLM, rlplug with its plugins, and for ``--sides trl`` TRL and datasets. Weights, prompts and rewards are
 random; completions end at lengths that both sides share. Each side runs in a process of its own, and they alternate.
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ import torch
 from shapes import copy_bandwidth, matmul_ceiling
 from step_plan import plans
 from step_table import markdown, summary
-from step_work import GROUP, WORKLOADS, Workload
+from step_work import COMPLETIONS, GROUP, WORKLOADS, Workload
 
 HERE = Path(__file__).parent
 SIDES = ("rlplug", "trl", "parts", "plan")
@@ -105,6 +107,7 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="fixed")
+    parser.add_argument("--completions", type=int, help="of a step, in place of the workload's")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["rlplug", "trl", "parts"])
     parser.add_argument(
         "--trl", nargs="+", default=list(TRL_BEST), metavar="NAME", help="TRL's options, one after the other"
@@ -119,6 +122,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if WORKLOADS[options.workload].lora_rank == 0 and "plan" in options.sides:
         parser.error(f"--sides plan: --workload {options.workload} has no adapters, give one that has")
+    if options.completions is not None and "trl" in options.sides:
+        parser.error("--completions is for rlplug and the parts: --sides trl takes the workload's own")
     return options
 
 
@@ -129,6 +134,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     workload = WORKLOADS[options.workload]
+    if options.completions is not None:
+        workload = replace(workload, num_completions=options.completions)
+        os.environ[COMPLETIONS] = str(options.completions)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = max(torch.cuda.device_count(), 1)
     ceilings = {"matmul": matmul_ceiling(device), "copy": copy_bandwidth(device), "gpus": gpus}

@@ -2,13 +2,16 @@ r"""Times whole GRPO steps in each way to wait less for the longest completion, 
 
     python benchmarks/step_modes.py --workload heavy-tailed --out OUT
     python benchmarks/step_modes.py --workload long --modes synchronous "stop when enough, 1.5" --out OUT
+    python benchmarks/step_modes.py --modes synchronous --completions 512 --lengths alike drawn --out OUT
     python benchmarks/step_modes.py --table OUT
 
 Needs GPUs, vLLM and rlplug with its plugins; ``--workload tiny`` tries it on a CPU. Model, prompts and lengths are
-those of ``step.py``, and every trajectory keeps its length however often it is broken off. Modes without servers have
-an engine in the trainer's process, on each GPU. The others start one vLLM server: on the second GPU where there is one,
-while the policy trains on the first; else on the trainer's, with which it shares time. Weights travel through the host
-then: NCCL wants a GPU for each of its ranks.
+those of ``step.py``, and every trajectory keeps its length however often it is broken off. With ``--lengths alike
+drawn`` a run first takes its steps with the same lengths on each GPU, so that GPUs differ in nothing, and then as many
+with lengths that are drawn over all of them, as data would have them. Modes without servers have an engine in the
+trainer's process, on each GPU. The others start one vLLM server: on the second GPU where there is one, while the policy
+trains on the first; else on the trainer's, with which it shares time. Weights travel through the host then: NCCL wants
+a GPU for each of its ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ import signal
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from step import HERE, run
-from step_work import WORKLOADS, Workload
+from step_work import ALIKE, COMPLETIONS, DRAWN, LENGTHS, WORKLOADS, Workload
 
 VERSIONS: Final = {"streamed": 0, **{f"asynchronous, K = {n}": n for n in (1, 2, 4)}}
 """``max_staleness`` of each asynchronous mode."""
@@ -78,7 +82,8 @@ def table(rows: dict[str, list[dict[str, Any]]], warm_up: int) -> str:
     for mode, seconds in means.items():
         steps = found[mode]
         tokens = statistics.fmean(row["completion_tokens"] for row in steps) / seconds
-        ratio = f"{means['synchronous'] / seconds:.2f}" if "synchronous" in means else ""
+        synchronous = means.get(mode.replace(mode.partition(";")[0], "synchronous", 1))
+        ratio = "" if synchronous is None else f"{synchronous / seconds:.2f}"
         cells = [f"{_mean(steps, name):.3g}" for name in COLUMNS.values()]
         peak = max((peak for row in steps for peak in row["peaks"].values()), default=float("nan"))
         lines.append(
@@ -101,15 +106,28 @@ def read(out: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def _named(mode: str, row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return a step's line with its mode; where there are kinds of lengths, with its kind and its number in that."""
+    kind, number = divmod(row["step"] - 1, options.steps)
+    if len(options.lengths) == 1:
+        return {"mode": mode, **row}
+    return {"mode": f"{mode}; {options.lengths[kind]}", **row, "step": number + 1}
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="heavy-tailed")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--completions", type=int, help="of a step, in place of the workload's")
+    parser.add_argument(
+        "--lengths", nargs="+", choices=(ALIKE, DRAWN), default=[DRAWN], help="of completions, for --steps each"
+    )
     parser.add_argument("--steps", type=int, default=9, help="of each mode")
     parser.add_argument("--warm-up", type=int, default=3, help="steps at the start that are not counted")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rlplug-step", help="model, runs")
     parser.add_argument("--out", type=Path, help="folder for modes.jsonl, table.md and logs")
+    parser.add_argument("rlplug", nargs="*", help="after --: options of rlplug fit, for all modes")
     parser.add_argument("--table", type=Path, metavar="OUT", help="print the table of a folder, and run nothing")
     options = parser.parse_args()
     if options.out is None and options.table is None:
@@ -127,13 +145,18 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     workload, num_gpus = WORKLOADS[options.workload], torch.cuda.device_count()
+    if options.completions is not None:
+        workload = replace(workload, num_completions=options.completions)
+        os.environ[COMPLETIONS] = str(options.completions)
+    os.environ[LENGTHS] = " ".join(f"{kind}:{options.steps}" for kind in options.lengths)
     os.environ["STEP_THROUGH_HOST"] = str(int(num_gpus == 1))
+    num_steps = str(options.steps * len(options.lengths))
     for mode in options.modes:
-        extra = arguments(mode, workload, num_gpus)
+        extra = [*arguments(mode, workload, num_gpus), *options.rlplug]
         log = options.out / f"{mode.replace(', ', '-').replace(' ', '-')}.log"
-        steps = run("step_rlplug.py", [options.workload, str(options.work), str(options.steps), *extra], log)
+        steps = run("step_rlplug.py", [options.workload, str(options.work), num_steps, *extra], log)
         with (options.out / "modes.jsonl").open("a") as file:
-            file.writelines(json.dumps({"mode": mode, **row}) + "\n" for row in steps)
+            file.writelines(json.dumps(_named(mode, row, options)) + "\n" for row in steps)
         (options.out / "table.md").write_text(table(read(options.out), options.warm_up))
         print((options.out / "table.md").read_text(), flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -13,9 +14,11 @@ import yaml
 from lightning.pytorch import Callback
 from step_work import (
     GROUP,
-    WORKLOADS,
+    NAME,
+    SPANS,
     MemoryWatch,
     Workload,
+    chosen_workload,
     end_trajectories_at,
     lengths_of_this_rank,
     prepare,
@@ -27,11 +30,51 @@ from step_work import (
 from rlplug.cli.main import main
 from rlplug.interfaces import RunObserver, StepRecord
 
+LEARNED = ("loss", "policy/loss", "policy/grad_norm", "reward/mean", "mismatch/mean", "mismatch/kl")
+"""Metrics by which two runs are compared."""
+
+
+class RankSpans:
+    """Writes a line a step to a file of this rank: when each phase began, and how long it took, in seconds.
+
+    ``engine`` is the engine's own work in ``rollout``, without the wait for the ranks that come last.
+
+    Args:
+        folder: It is made where it is not there.
+        rank: Number of this rank.
+        module: The run.
+    """
+
+    def __init__(self, folder: Path, rank: int, module: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"rank-{rank}.jsonl"
+        self._spans: list[tuple[str, float, float]] = []
+        module.timer.on_exit = self._note
+        engine = module.config.engine
+        generate = engine.generate
+
+        def timed(*arguments: Any) -> Any:
+            began = time.time()
+            completions = generate(*arguments)
+            self._note("engine", time.time() - began)
+            return completions
+
+        engine.generate = timed
+
+    def _note(self, name: str, seconds: float) -> None:
+        self._spans.append((name, round(time.time() - seconds, 3), round(seconds, 4)))
+
+    def end_step(self, step: int) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps({"step": step, "spans": self._spans}) + "\n")
+        self._spans = []
+
 
 class StepClock(Callback, RunObserver):
     """Prints a line for each step: the time since the last one ended, with all that lies between.
 
-    After the last it ends the process, before a checkpoint is written and after a profile is.
+    After the last it ends the process, before a checkpoint is written and after a profile is. With a folder in
+    ``STEP_SPANS`` each rank writes there when its phases and its engine's own work began, and how long they took.
     """
 
     def __init__(self, steps: int) -> None:
@@ -41,6 +84,8 @@ class StepClock(Callback, RunObserver):
         self.watch = MemoryWatch()
         self.watch.start()
         module.timer.on_enter = lambda name: setattr(self.watch, "phase", name)
+        if SPANS in os.environ:
+            self.spans = RankSpans(Path(os.environ[SPANS]), trainer.global_rank, module)
         self.ended = time.perf_counter()
 
     def step_ended(self, record: StepRecord) -> None:
@@ -49,6 +94,8 @@ class StepClock(Callback, RunObserver):
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        if SPANS in os.environ:
+            self.spans.end_step(module.rollout_step)
         if not trainer.is_global_zero:
             return
         now, metrics = time.perf_counter(), self.metrics
@@ -66,6 +113,7 @@ class StepClock(Callback, RunObserver):
             phases={name: round(value, 4) for name, value in phases.items()},
             peaks=self.watch.drain(),
             memory={n.removeprefix("memory/"): round(v, 2) for n, v in metrics.items() if n.startswith("memory/")},
+            learned={name: metrics[name] for name in LEARNED if name in metrics},
             mismatch=metrics.get("mismatch/mean", 0.0),
             partial={n.removeprefix("partial/"): round(v, 4) for n, v in metrics.items() if n.startswith("partial/")},
         )
@@ -119,7 +167,8 @@ def configuration(workload: Workload, model: Path, prompts: Path, steps: int, ou
 
 def prepared(name: str, folder: Path, steps: int) -> list[str]:
     """Write the run's configuration and return the command line, without the program."""
-    workload, file = WORKLOADS[name], folder / f"rlplug-{name}.yaml"
+    os.environ[NAME] = name
+    workload, file = chosen_workload(), folder / f"rlplug-{name}.yaml"
     model = prepare(workload, folder, with_weights=False)
     prompts = write_prompts(workload, folder)
     file.write_text(yaml.safe_dump(configuration(workload, model, prompts, steps, folder / "runs")))
@@ -131,9 +180,8 @@ if __name__ == "__main__":
         arguments = sys.argv[1:]
     else:
         name, work, num_steps, *extra = sys.argv[1:]
-        os.environ["STEP_WORKLOAD"] = name
         arguments = [*prepared(name, Path(work), int(num_steps)), *extra]
-    end_trajectories_at(lengths_of_this_rank(WORKLOADS[os.environ["STEP_WORKLOAD"]]))
+    end_trajectories_at(lengths_of_this_rank(chosen_workload()))
     if os.environ.get("STEP_THROUGH_HOST") == "1":
         send_weights_through_the_host()
     sys.exit(main(arguments))

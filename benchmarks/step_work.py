@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from rlplug.distributed.mesh import rank_share
 from rlplug.models.shape import ModelShape
 
 GROUP = 8
+NAME, COMPLETIONS, LENGTHS, SPANS = "STEP_WORKLOAD", "STEP_COMPLETIONS", "STEP_LENGTHS", "STEP_SPANS"
+"""Environment variables of a run's ranks: its workload, the completions of a step where they are others, kinds of
+lengths with the steps of each (``alike:6 drawn:6``), and the folder for what each rank did."""
+ALIKE, DRAWN = "alike", "drawn"
+"""Lengths of a step's completions: the same ones on each GPU, or drawn over all of them."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,12 @@ WORKLOADS = {
     "tiny": Workload("tiny", num_completions=16, prompt=16, completion=24, longest=48, smallest=4),
     "tiny-lora": Workload("tiny", num_completions=16, prompt=16, completion=24, longest=24, smallest=4, lora_rank=4),
 }
+
+
+def chosen_workload() -> Workload:
+    """Return the workload that the environment names."""
+    workload, completions = WORKLOADS[os.environ[NAME]], os.environ.get(COMPLETIONS)
+    return replace(workload, num_completions=int(completions)) if completions else workload
 
 
 def prepare(workload: Workload, folder: Path, with_weights: bool) -> Path:
@@ -166,7 +178,14 @@ def send_weights_through_the_host() -> None:
 def lengths_of_this_rank(workload: Workload) -> Iterator[int]:
     """Yield the lengths of this rank's requests, step after step; asked for the first when ranks have their places."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    yield from itertools.cycle(rank_share(workload.lengths(), rank, size))
+    step = {
+        ALIKE: replace(workload, num_completions=workload.num_completions // size).lengths(),
+        DRAWN: rank_share(workload.lengths(), rank, size),
+    }
+    kinds = [kind.partition(":") for kind in os.environ.get(LENGTHS, DRAWN).split()]
+    for kind, _, steps in kinds[:-1]:
+        yield from itertools.chain.from_iterable(itertools.repeat(step[kind], int(steps)))
+    yield from itertools.cycle(step[kinds[-1][0]])
 
 
 class MemoryWatch(threading.Thread):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from forked import run_forked
@@ -62,6 +63,20 @@ def test_a_trajectory_keeps_its_length_over_its_requests(step: ModuleType, monke
     assert [each.request(None).max_new_tokens for each in (first, second)] == [5, 9]
     first.add_completion(Completion(first.request_id, [3, 4], [-1.0, -1.0], "abort", 0), ends_turn=False)
     assert [each.request(12).max_new_tokens for each in (first, second, third)] == [3, 9, 2]
+
+
+def test_kinds_of_lengths_follow_each_other(step: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It catches ranks whose work differs where it should not, and one that changes its lengths earlier than others."""
+    work = importlib.import_module("step_work")
+    ranks = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2)
+    monkeypatch.setattr(work, "dist", ranks)
+    monkeypatch.setenv("STEP_LENGTHS", "alike:2 drawn:1")
+    workload = step.WORKLOADS["tiny"]
+
+    found = list(itertools.islice(work.lengths_of_this_rank(workload), 32))
+
+    alike, drawn = dataclasses.replace(workload, num_completions=8).lengths(), workload.lengths()[8:]
+    assert found == [*alike, *alike, *drawn, *drawn]
 
 
 def test_a_longest_completion_that_is_the_mean_is_refused(
