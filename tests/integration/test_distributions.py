@@ -60,6 +60,8 @@ COME_WITH = {
 NOT_DECLARED = {
     "wandb": "a logger of Lightning's asks for it",
     "tensorrt_llm": "NVIDIA's container has it",
+    "code_stand_ins": "it lies beside the program that imports it",
+    "code_values": "it lies beside the program that imports it",
     "sandbox_limits": "it lies beside the program that imports it",
     "sandbox_walls": "it lies beside the program that imports it",
 }
