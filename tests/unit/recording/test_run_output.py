@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from rlplug.observability import terminal
 from rlplug.recording.run_output import print_samples
 
 QUESTION = "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many did she sell?"
@@ -16,6 +17,7 @@ TEMPLATE = "<|im_start|>system\nYou are careful.<|im_end|>\n<|im_start|>user\n{}
 def shown(make_sample, monkeypatch, capsys):
     """Return the table of one sample, on a terminal so wide that no cell is folded."""
     monkeypatch.setenv("COLUMNS", "600")
+    monkeypatch.setattr(terminal, "_console", None)  # that of an earlier test is as wide as its terminal
 
     def show(messages=(), text="4", completion="4", turns=()):
         sample = make_sample(completion)
