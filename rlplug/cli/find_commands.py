@@ -12,13 +12,15 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from rlplug.cli.configuration.early_checks import check_early
 from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
 from rlplug.plugin_names import distribution_of
 
@@ -35,11 +37,11 @@ def find_commands() -> dict[str, EntryPoint]:
     return {name: commands[0] for name, commands in _commands_by_name().items()}
 
 
-def load_command(name: str) -> Command:
-    """Import a command.
+def load_command(name: str, arguments: Sequence[str] = ()) -> Command:
+    """Import a command, once the keys among its ``arguments`` are known to exist, if it takes those of ``rlplug fit``.
 
     Raises:
-        ConfigError: There is none; the message says what to write or to install.
+        ConfigError: There is none, or no such key; the message says what to write or to install.
         PluginError: It cannot be imported, or two distributions bring it.
     """
     commands = _commands_by_name()
@@ -52,6 +54,8 @@ def load_command(name: str) -> Command:
     owner, *others = sorted({_owner(each) for each in commands[name]})
     if others:
         raise PluginError(f"{owner} and {others[0]} both bring the command {name!r}: uninstall one of them.")
+    if _takes_configuration(commands[name][0]):
+        check_early(arguments)
     try:
         function: Command = commands[name][0].load()
     except (ImportError, AttributeError) as error:
@@ -65,25 +69,24 @@ def load_command(name: str) -> Command:
 def summary_of(command: EntryPoint) -> str:
     """Return the first line of the docstring of a command's function, from its source; only packages are imported."""
     try:
-        found = [node for node in _source(command) if isinstance(node, ast.FunctionDef) and node.name == command.attr]
+        nodes = ast.parse(_source(command)).body
     except _UNREADABLE as error:
         return f"cannot be read: {describe(error)}"
+    found = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == command.attr]
     return next(((ast.get_docstring(node) or "").partition("\n")[0] for node in found), "")
 
 
-def takes_configuration(name: str) -> bool:
-    """Return whether there is such a command, and its source says that it takes the keys of ``rlplug fit``."""
-    try:
-        nodes = [node for command in _commands_by_name().get(name, [])[:1] for node in _source(command)]
-    except _UNREADABLE:
-        return False
-    return any(ast.unparse(node).startswith(("TAKES_CONFIGURATION:", "TAKES_CONFIGURATION =")) for node in nodes)
+def _takes_configuration(command: EntryPoint) -> bool:
+    """Return whether a command's source says so; one that cannot be read fails when it is imported."""
+    with suppress(*_UNREADABLE):
+        return re.search(r"^TAKES_CONFIGURATION\b", _source(command), re.MULTILINE) is not None
+    return False
 
 
-def _source(command: EntryPoint) -> list[ast.stmt]:
-    """Return the statements of a command's module."""
+def _source(command: EntryPoint) -> str:
+    """Return the text of a command's module."""
     spec = importlib.util.find_spec(command.module)
-    return [] if spec is None else ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
+    return "" if spec is None else Path(str(spec.origin)).read_text(encoding="utf-8")
 
 
 def _commands_by_name() -> dict[str, list[EntryPoint]]:

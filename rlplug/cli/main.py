@@ -12,8 +12,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from rlplug.cli.command_parser import take_option
-from rlplug.cli.configuration.early_checks import check_early
-from rlplug.cli.find_commands import find_commands, load_command, summary_of, takes_configuration, uncollected_imports
+from rlplug.cli.find_commands import find_commands, load_command, summary_of, uncollected_imports
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
 from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
 from rlplug.plugin_names import BLOCK_VARIABLE, LOCAL_VARIABLE, blocked_names, local_names
@@ -117,10 +116,8 @@ def _run(arguments: list[str], is_process: bool) -> int:
         with suppress(ImportError):
             importlib.import_module("rlplug.observability.start").note_process_start()
     name, *given = arguments or [""]
-    if takes_configuration(name):
-        check_early(given)
     with uncollected_imports():
-        command = load_command(name)
+        command = load_command(name, given)
     return command(given) or 0
 
 

@@ -23,6 +23,7 @@ from rlplug_rewards.answers.arithmetic import (
     rounded,
     subtract,
 )
+from rlplug_rewards.answers.notation import GREEK_NAMES
 
 MOST_TOKENS: Final = 2000
 DEEPEST: Final = 60
@@ -39,40 +40,7 @@ FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "log": mpmath.log,
     "lg": mpmath.log10,
 }
-GREEK: Final = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-    ]
-)
+GREEK: Final = frozenset((*GREEK_NAMES, *["Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega"]))
 WORDS: Final = sorted(
     [*FUNCTIONS, "sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"],
     key=len,

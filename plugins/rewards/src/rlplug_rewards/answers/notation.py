@@ -87,33 +87,32 @@ CHARACTERS: Final = {
     "∣": "|",
     "∶": ":",
 }
+GREEK_NAMES: Final = (
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "xi",
+    "rho",
+    "sigma",
+    "tau",
+    "phi",
+    "chi",
+    "psi",
+    "omega",
+)
 GREEK: Final = {
     unicodedata.lookup(f"GREEK SMALL LETTER {'LAMDA' if name == 'lambda' else name.upper()}"): f"\\{name} "
-    for name in (
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "rho",
-            "sigma",
-            "tau",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-        ]
-    )
+    for name in GREEK_NAMES
 } | {"µ": r"\mu ", "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "ϕ": r"\phi ", "θ": r"\theta "}
 DROPPED: Final = re.compile(
     r"\\(?:left|right|bigg?|Bigg?|[bB]igg?[lrm]|displaystyle|textstyle|scriptstyle|limits|nolimits|boxed|fbox|!|null|cr)(?![A-Za-z])"

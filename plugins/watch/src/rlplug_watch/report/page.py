@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
+from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.run_data import RunData, read_run
@@ -54,18 +54,12 @@ def write_report(run_dir: Path, steps: ChosenSteps = NEWEST, is_single_file: boo
         script_file = f"plotly-{plotly_version()}.min.js"
         shared = run_dir.resolve().parent / script_file
         if not shared.is_file() or shared.stat().st_size != len(script.encode()):
-            _replace(shared, script)
+            write_file(shared, script)
     page = _render(run, script, script_file)
     path = run_dir / REPORT_FILE
-    _replace(path, page)
-    return path
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     # A completion that was cut inside a character may hold half of a surrogate pair, which UTF-8 cannot encode.
-    unfinished.write_bytes(text.encode("utf-8", errors="replace"))
-    os.replace(unfinished, path)
+    write_file(path, page.encode(errors="replace").decode())
+    return path
 
 
 def plotly_js() -> str:
