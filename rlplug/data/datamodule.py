@@ -16,7 +16,7 @@ from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rows import PromptRow, PromptSource, RowStream, of_part
-from rlplug.data.sources import read_rows, require_answers, where
+from rlplug.data.sources import read_rows, where
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 from rlplug.types.ranges import Seed, Tokens, check_ranges
@@ -121,10 +121,8 @@ class PromptDataModule(LightningDataModule):
         rows = {
             split: read_rows(split, source, streams if split == "train" else ()) for split, source in sources.items()
         }
-        heads = [row for _, head in streams.values() for row in head]
-        for split, source in sources.items():
-            require_answers(split, source, rows[split] + heads * (split == "train"), rules.need_answers)
-        all_rows = heads + [row for part in rows.values() for row in part]
+        all_rows = [row for _, head in streams.values() for row in head]
+        all_rows += [row for part in rows.values() for row in part]
         encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
         prompts = {split: self._prompts(encoder, split, part) for split, part in rows.items()}
@@ -188,6 +186,7 @@ class PromptDataModule(LightningDataModule):
             short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
             return short if self.too_long == "filter" else encoder.keep("train", prompts)
 
+        encoder.check(where("train", name), encode(head))
         from rlplug.data.streaming import StreamedPrompts
 
         return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), where("train", name))
@@ -205,6 +204,8 @@ class PromptDataModule(LightningDataModule):
                 "too_long": num_read - num_kept,
                 "kept": num_kept,
             }
+        for source in dict.fromkeys(prompt.source for prompt in kept):
+            encoder.check(where(split, source), [prompt for prompt in kept if prompt.source == source])
         return kept
 
     def train_dataloader(self) -> Ticks:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.data.rows import PromptRow, as_messages
 from rlplug.data.tokenizing import tokenize_all
 from rlplug.errors import ConfigError
+from rlplug.interfaces.reward import Reward
 from rlplug.types import Prompt
 
 
@@ -26,8 +27,8 @@ class PromptRules:
     """Longest sequence of the policy, in tokens."""
     max_new_tokens: int
     """Longest completion, in tokens."""
-    need_answers: Sequence[str] = ()
-    """Names of the rewards that score no prompt without an answer."""
+    rewards: Sequence[Reward] = ()
+    """Rewards that must be able to score them."""
 
 
 class PromptEncoder:
@@ -111,6 +112,18 @@ class PromptEncoder:
             raise ConfigError(f"{count}, and data.too_long: filter leaves none of {gone[0]!r}. The limit is {details}")
         rank_zero_info(f"{count} and were left out")
         return kept
+
+    def check(self, key: str, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that a reward cannot score; ``key`` is their source's.
+
+        Raises:
+            ConfigError: The message begins with the key.
+        """
+        for reward in self._rules.rewards:
+            try:
+                reward.check_prompts(prompts)
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
 
     def limit(self) -> tuple[int, str]:
         """Return the longest allowed prompt, in tokens, and the reason for it with the key to change."""

@@ -5,10 +5,9 @@ A source yields plain rows without tokenising them; ``PromptDataModule`` renders
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +21,6 @@ from rlplug.types.ranges import Rows, check_ranges
 
 MOST_STREAMED_VAL: Final = 100_000
 """Most rows of a streamed source as ``data.val``, all of which are read."""
-_ANSWERS: Final = ("solution", "target", "label", "ground_truth", "gold", "reference", "expected", "output", "response")
-"""Names that data sets give their answers."""
 
 
 def where(split: str, name: str) -> str:
@@ -65,33 +62,6 @@ def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
     if not rows:
         raise ConfigError(f"{where}: {type(source).__name__} has no prompts: give it at least one.")
     return rows
-
-
-def require_answers(split: str, source: PromptSource, rows: Sequence[PromptRow], rewards: Sequence[str]) -> None:
-    """Refuse rows of a source without an answer, if there are rewards that need one; ``rewards`` are their names.
-
-    Raises:
-        ConfigError: The message counts such rows, and names the first of them and the field that may be meant.
-    """
-    for name, part in source.parts().items():
-        own = [row for row in rows if name in ("", row.source)]
-        lacking = [row for row in own if row.answer is None]
-        if not lacking or not rewards:
-            continue
-        key, first = where(split, name), lacking[0]
-        field = next((field for field in first.metadata if field.lower() in _ANSWERS), None)
-        field = field or next(iter(difflib.get_close_matches(DEFAULT_ANSWER_KEY, first.metadata, 1)), None)
-        if len(lacking) < len(own):
-            fix = f"Correct its field {field!r}" if field else "Give it one, or remove it"
-        elif field and isinstance(getattr(part, "columns", None), Columns):
-            fix = f"Set {key}.init_args.answer_key to {field!r}"
-        else:
-            fix = f"Give them one; beside the prompt they have {', '.join(first.metadata) or 'no field'}"
-        raise ConfigError(
-            f"{key}: {len(lacking):,} of {len(own):,} rows ha{'s' if len(lacking) == 1 else 've'} no answer, and "
-            f"{' and '.join(rewards)} of model.rewards needs one. The first is {first.uid}. {fix}. (A function that "
-            "can do without takes answer=None.)"
-        )
 
 
 class FileSource(PromptSource):

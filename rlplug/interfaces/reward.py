@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from rlplug.errors import ConfigError
 from rlplug.types import Prompt, RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "timed_out_threads")
@@ -26,7 +27,7 @@ class Reward(ABC):
             confines a failure to its sample; a reward model that gains from batches sets more.
         compares_group: Whether a :meth:`score` call gets all samples of one prompt, and none of another, because their
             rewards depend on each other. ``batch_size`` is not read then, and a failed call fails for the group.
-        needs_answer: Whether no prompt can be scored without its answer: a run with such a prompt is refused.
+        needs_answer: Whether no prompt can be scored without its answer: :meth:`check_prompts` refuses those.
         deadline_s: Longest time that the reward itself gives one call, in seconds. A run whose
             ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
     """
@@ -61,12 +62,18 @@ class Reward(ABC):
         """
         return []
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - most rewards can score any prompt
-        """Refuse prompts that cannot be scored; called once with all that are read before the first step.
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that cannot be scored: by default those without an answer, where one is needed.
+
+        Called before anything is loaded, with the prompts of each source; of a streamed source, with its first ones.
 
         Raises:
             ConfigError: A prompt's answer or metadata is not what the reward needs; the message names its uid.
         """
+        if self.needs_answer and any(prompt.answer is None for prompt in prompts):
+            from rlplug.interfaces.checks.missing_answers import explain
+
+            raise ConfigError(explain(self.name, prompts))
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:

@@ -20,7 +20,7 @@ from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
 from rlplug.timeouts import TimeoutExecutor
-from rlplug.types import ENVIRONMENT, TRAJECTORY, Prompt, RewardError, Sample
+from rlplug.types import ENVIRONMENT, TRAJECTORY, RewardError, Sample
 
 
 class RewardRunner:
@@ -148,16 +148,14 @@ class RewardRunner:
         return [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
 
 
-def start_rewards(rewards: Sequence[Reward], device: torch.device, prompts: Sequence[Prompt] = ()) -> list[str]:
+def start_rewards(rewards: Sequence[Reward], device: torch.device) -> list[str]:
     """Give rewards their device, start what they need, and return what a person should know of them.
 
     Raises:
-        ConfigError: Samples cannot be scored here, or not those of a prompt.
+        ConfigError: Samples cannot be scored here.
     """
     for reward in rewards:
         reward.place(device)
-    for reward in rewards:
-        reward.check_prompts(prompts)
     return [note for reward in rewards for note in reward.notes()]
 
 

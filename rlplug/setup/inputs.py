@@ -15,6 +15,7 @@ from rlplug.weight_sync.manifest import meta_model
 
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
+    from rlplug.interfaces.reward import Reward
     from rlplug.interfaces.rollout import PolicySpec
 
 
@@ -28,12 +29,11 @@ class RunInputs:
     """JSON schemas of the functions that the policy may call in its environment."""
     notes: Sequence[str] = ()
     """What a person should know of the environment."""
-    need_answers: Sequence[str] = ()
-    """Names of the rewards that score no prompt without an answer."""
+    rewards: Sequence[Reward] = ()
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
-        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens, self.need_answers)
+        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens, self.rewards)
 
 
 def read_inputs(config: RunConfig) -> RunInputs:
@@ -62,5 +62,4 @@ def read_inputs(config: RunConfig) -> RunInputs:
         from rlplug.rollout.turns.environment_calls import ask_environment
 
         tools, notes = ask_environment(config.environment)
-    need_answers = [reward.name for reward in config.rewards if reward.needs_answer]
-    return RunInputs(tokenizer, spec, tools, notes, need_answers)
+    return RunInputs(tokenizer, spec, tools, notes, config.rewards)

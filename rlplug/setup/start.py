@@ -134,9 +134,7 @@ class RunModule(LightningModule):
         built: Models | None = getattr(self, "models", None)  # by a validation before the training
         self.models = build_models(self.parts, built)
         if built is None:
-            trained = () if self.parts.plan is None else self.data.train_stream.by_uid.values()
-            prompts = [*trained, *self.data.val_prompts]
-            notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device, prompts)]
+            notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device)]
             self.models.effects += [Effect(note) for note in notes]
         self.strategy.accept_checkpoint = self._accept_checkpoint
 

@@ -45,7 +45,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_step_loads_a_part_of_the_core(loaded: dict[str, Any]) -> None:
     files = [Path(file) for name, file in loaded.items() if name.split(".")[0] == "rlplug" and file]
     assert len(files) > 100
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 20_100
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 20_000
 
 
 def test_a_run_loads_of_plugins_what_it_names(loaded: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
+from rlplug.rewards import FunctionReward
 
 
 class Policy(LightningModule):
@@ -56,13 +57,14 @@ def build_trainer(folder, max_steps: int = -1, **options) -> Trainer:
 
 
 @pytest.mark.parametrize(("split", "stage"), [("train", "fit"), ("val", "fit"), ("val", "validate")])
-def test_rows_without_answer_are_refused_before_they_are_tokenised(tmp_path, split, stage):
-    """Catches a split or a stage whose rows nobody looks at."""
+def test_prompts_without_an_answer_are_refused(tmp_path, split, stage):
+    """Catches a split or a stage whose prompts no reward looks at."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "Hi"}\n')
+    reward = FunctionReward(lambda answer: 0.0, name="exact")
     sources = {"train": ListSource("Hi"), "val": ListSource("Hi"), split: FileSource(str(path))}
-    with pytest.raises(ConfigError, match=f"^data.{split}: 1 of 1 rows"):
-        PromptDataModule(**sources).load(stage, PromptRules(build_tokenizer(), (), 100, 20, ["exact"]))
+    with pytest.raises(ConfigError, match=f"^data.{split}: 1 of 1 prompts has no answer, and exact"):
+        PromptDataModule(**sources).load(stage, PromptRules(build_tokenizer(), (), 100, 20, [reward]))
 
 
 def test_empty_prompt():
@@ -83,7 +85,8 @@ def test_data_module_from_yaml(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "Hi"}')
     (tmp_path / "a.yaml").write_text(
         f"data:\n  train:\n    class_path: FileSource\n    init_args: {{path: {tmp_path}/train.jsonl}}\n"
-        "  val:\n    class_path: ReasoningGymSource\n    init_args: {task: chain_sum, size: 2}\n"
+        "  val:\n    class_path: rlplug_rewards.reasoning_gym.ReasoningGymSource\n"
+        "    init_args: {task: chain_sum, size: 2}\n"
         "  max_prompt_tokens: 200\n  too_long: filter\n  chat: true\n"
     )
     parser = ArgumentParser(exit_on_error=False)

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
 from rlplug.data.hf_datasets import HFDatasetSource
-from rlplug.data.sources import FileSource, PromptRow, PromptSource, require_answers
+from rlplug.data.sources import FileSource, PromptRow, PromptSource
 from rlplug.errors import ConfigError
 
 RECORDS = [
@@ -131,28 +131,6 @@ def test_a_line_separator_inside_text_is_no_line_end(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
     assert [row.prompt for row in FileSource(str(path)).rows()] == ["a\u2028b"]
-
-
-ANSWERED = {"prompt": "a", "answer": "b"}
-
-
-@pytest.mark.parametrize(
-    ("records", "words"),
-    [
-        ([{"prompt": "a", "solution": "b"}] * 3, "3 of 3 rows .*:1. Set data.train.init_args.answer_key to 'solution'"),
-        ([{"prompt": "a", "level": 3}] * 3, "3 of 3 rows .*:1. Give them one; beside the prompt they have level"),
-        ([ANSWERED, {"prompt": "a", "anwser": "b"}, ANSWERED], "1 of 3 rows .*:2. Correct its field 'anwser'"),
-        ([ANSWERED, ANSWERED, {"prompt": "a", "answer": None}], "1 of 3 rows .*:3. Give it one, or remove it"),
-    ],
-)
-def test_rows_without_an_answer_are_refused_where_a_reward_needs_it(tmp_path, records, words):
-    """Catches a run that trains on rewards that fail, and advice to change all rows where one is to be mended."""
-    source = FileSource(write_jsonl(tmp_path / "a.jsonl", records))
-    rows = list(source.rows())
-    require_answers("train", source, rows, [])
-    with pytest.raises(ConfigError, match=words) as caught:
-        require_answers("train", source, rows, ["exactmatch"])
-    assert "exactmatch of model.rewards needs one" in str(caught.value)
 
 
 def test_default_answer_may_be_absent(tmp_path):

@@ -55,6 +55,27 @@ def test_exact_match_without_an_answer_is_an_error(make_sample):
     assert "no answer" in value.message
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"solution": "b"}] * 3, "3 of 3 prompts .*:0. Set answer_key of this source to 'solution'"),
+        ([{"level": 3}] * 3, "3 of 3 prompts .*:0. Give them one; beside the prompt they have level"),
+        ([{"answer": "b"}, {"anwser": "b"}, {"answer": "b"}], "1 of 3 prompts .*:1. Correct its field 'anwser'"),
+        ([{"answer": "b"}, {"answer": "b"}, {}], "1 of 3 prompts .*:2. Give it one, or remove it"),
+    ],
+)
+def test_prompts_without_an_answer_are_refused_where_a_reward_needs_it(make_sample, rows, words):
+    """Catches a run that trains on rewards that fail, and advice to change all rows where one is to be mended."""
+    prompts = [
+        make_sample(answer=row.pop("answer", None), uid=f"train.jsonl:{index}", **row).prompt
+        for index, row in enumerate(map(dict, rows))
+    ]
+    FunctionReward(by_known_name).check_prompts(prompts)
+    with pytest.raises(ConfigError, match=words) as caught:
+        ExactMatch().check_prompts(prompts)
+    assert "exactmatch of model.rewards needs one" in str(caught.value)
+
+
 def test_exact_match_refuses_nan(make_sample):
     sample = make_sample("nan", float("nan"))
     assert isinstance(ExactMatch().score([sample])[0], RewardError)

@@ -99,8 +99,6 @@ class Evaluation:
             if self._folder.num_done(name, source.name) == len(prompts):
                 continue
             self._start_rewards()
-            for reward in self._rewards.rewards:
-                reward.check_prompts(prompts)
             if not is_used:
                 self._engine.use(each.policy, inputs, each.run)
                 is_used = True

@@ -44,6 +44,7 @@ class AnswerReward(Reward):
         return [self._score(sample) for sample in samples]
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        super().check_prompts(prompts)
         for prompt in prompts:
             try:
                 self.check_prompt(prompt)
@@ -72,7 +73,6 @@ class AnswerReward(Reward):
         if self.needs_answer and sample.prompt.answer is None:
             return missing_answer(type(self).__name__)
         try:
-            self.check_prompt(sample.prompt)
             found = self._found(sample)
             return 0.0 if found is None else self.score_answer(sample.prompt, found)
         except ValueError as problem:

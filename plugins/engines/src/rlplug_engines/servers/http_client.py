@@ -16,7 +16,6 @@ import msgspec
 
 from rlplug.errors import RunError, describe
 from rlplug.interfaces import EngineFault
-from rlplug.interfaces.checks.http_bodies import BodyTooLargeError, read_body
 from rlplug_engines.colocated.loop import EngineLoop
 
 Result = TypeVar("Result")
@@ -180,9 +179,10 @@ class HTTPClient:
 async def _text_of(response: aiohttp.ClientResponse, url: str) -> str:
     """Return the body of a response as text; it must be of a sensible size."""
     try:
-        return (await read_body(response, MAX_ANSWER_BYTES)).decode(errors="replace")
-    except BodyTooLargeError:
-        raise _too_large(url) from None
+        await response.content.readexactly(MAX_ANSWER_BYTES + 1)
+    except asyncio.IncompleteReadError as body:
+        return body.partial.decode(errors="replace")
+    raise _too_large(url)
 
 
 def _too_large(url: str) -> EngineFault:

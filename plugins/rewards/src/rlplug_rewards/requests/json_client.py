@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rlplug.errors import ConfigError, describe, encodable
-from rlplug.interfaces.checks.http_bodies import BodyTooLargeError, read_body
 from rlplug_rewards.requests.counts import Counts
 from rlplug_rewards.requests.limits import RequestLimits
 
@@ -233,10 +232,10 @@ async def _body(response: aiohttp.ClientResponse, url: str) -> bytes:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise malformed(f"{url} compressed its answer, which was not asked for")
     try:
-        return await read_body(response, MAX_ANSWER_BYTES)
-    except BodyTooLargeError:
-        text = f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
-        raise malformed(text) from None
+        await response.content.readexactly(MAX_ANSWER_BYTES + 1)
+    except asyncio.IncompleteReadError as body:
+        return body.partial
+    raise malformed(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
 
 
 def _check_type(response: aiohttp.ClientResponse, url: str) -> None:
