@@ -1,4 +1,4 @@
-"""The update on 1 and 2 real processes, against plain torch: one process, no FSDP, one unpadded row at a time."""
+"""The update on 1 to 3 real processes, against plain torch: one process, no FSDP, one unpadded row at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from rlplug.training.update import separate_memory_pool
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 ROWS = {"some": [8, 3, 0, 10], "one": [5]}
+FILLERS = {("one", 2): [0, 1], ("one", 3): [0, 1, 1], ("some", 3): [1, 1, 0]}
+"""Padding batches of each rank, where there are any."""
 
-ranks = pytest.mark.parametrize("world_size", [1, 2])
+ranks = pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
 
 
 @pytest.fixture
@@ -110,12 +112,12 @@ def test_an_algorithm_that_is_wrong_about_streaming_is_stopped(world_size, updat
 @ranks
 @pytest.mark.parametrize("name", ["some", "one"])
 def test_a_mini_batch_is_normalised_by_its_own_rows(name, world_size, updated, update_batch, policy):
-    """With one row, the other rank has nothing but a filler."""
+    """With one row, the other ranks have nothing but a padding batch."""
     result = updated(world_size)[1][f"rows/{name}"]
     loss = loss_of(policy, update_batch, ROWS[name])
     assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-4)
     assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
-    assert result["fillers"] == ([0, 1] if world_size == 2 and name == "one" else [0] * world_size)
+    assert result["fillers"] == FILLERS.get((name, world_size), [0] * world_size)
 
 
 @ranks
@@ -153,9 +155,10 @@ def test_gradients_meet_in_the_last_pass_only(split, world_size, updated):
         == {
             1: {"1": 11, "3": 4, "all": 1, "16 tokens": 7, "40 tokens": 3},
             2: {"1": 6, "3": 2, "all": 1, "16 tokens": 4, "40 tokens": 2},
+            3: {"1": 4, "3": 2, "all": 1, "16 tokens": 3, "40 tokens": 1},
         }[world_size][split]
     )
-    reductions = 3 if world_size == 2 else 0  # one of each FSDP unit: two blocks, and the rest
+    reductions = 3 if world_size > 1 else 0  # one of each FSDP unit: two blocks, and the rest
     for passes in result["passes"]:
         assert passes == [(0, False)] * (num_passes - 1) + [(reductions, True)]
 
@@ -222,7 +225,7 @@ def test_on_policy_step(world_size, updated, update_batch, policy):
 @ranks
 def test_epochs_of_mini_batches(world_size, updated, update_batch, policy):
     result = updated(world_size)[1]["run"]
-    plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=3, mini_batch_size=4, num_epochs=2), world_size)
+    plan = BatchPlan(BatchSizes(prompts_per_step=6, group_size=2, mini_batch_size=4, num_epochs=2), world_size)
     mini_batches = plan.mini_batches(11, 0, seed=5) + plan.mini_batches(11, 1, seed=5)  # seed 3, in step 2
     assert len(mini_batches) == 6
     assert_steps_equal(result, train(policy, result, update_batch, mini_batches))
@@ -233,7 +236,7 @@ def test_epochs_of_mini_batches(world_size, updated, update_batch, policy):
 def test_captured_tokens_are_those_of_their_last_pass(world_size, updated, update_batch, policy):
     """Ratios, clips and entropies of all rows after two epochs of mini-batches, by plain torch."""
     result, batch = updated(world_size)[1]["run"], update_batch
-    plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=3, mini_batch_size=4, num_epochs=2), world_size)
+    plan = BatchPlan(BatchSizes(prompts_per_step=6, group_size=2, mini_batch_size=4, num_epochs=2), world_size)
     first, last = plan.mini_batches(11, 0, seed=5), plan.mini_batches(11, 1, seed=5)
     expected = {}
     for number, rows in enumerate(last):

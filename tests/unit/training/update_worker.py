@@ -206,7 +206,7 @@ class Worker(LightningModule):
         export_policy(self.policy, tokenizer, torch.bfloat16, folder, self.global_rank, TRANSFORMERS)
 
     def sizes(self) -> dict[str, int]:
-        return {"prompts_per_step": 4, "group_size": 3}
+        return {"prompts_per_step": 6, "group_size": 2}  # of 12 completions, one of which is not there
 
     def models(self, algorithm, share_trunk=False) -> ActorCritic:
         policy, critic, head = self.optimizers()
