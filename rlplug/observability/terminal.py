@@ -1,7 +1,7 @@
 """The terminal: every table, line and display of a process goes through this module.
 
 Text from outside (a prompt, a completion, an error of a server, a path) is shown as it is written: it is never markup,
-and a control character in it is shown as its escape, ``\\x1b``. Two walls hold that. :func:`say` and :func:`make_table`
+and a control character in it is shown as its escape, ``\\x1b``. Two rules hold that. :func:`say` and :func:`make_table`
 take plain strings alone, and no other module imports rich. Inside :func:`guarded`, where every command runs, all else
 that is written to stdout and stderr (``print``, warnings, logs, tracebacks) passes a filter that lets no control
 character through, and appears above the progress display while there is one.

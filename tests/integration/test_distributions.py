@@ -63,7 +63,7 @@ NOT_DECLARED = {
     "code_stand_ins": "it lies beside the program that imports it",
     "code_values": "it lies beside the program that imports it",
     "sandbox_limits": "it lies beside the program that imports it",
-    "sandbox_walls": "it lies beside the program that imports it",
+    "sandbox_isolation": "it lies beside the program that imports it",
 }
 LATE_MODULES = {"rlplug-watch": {"prometheus_client"}, "rlplug-rollout-trtllm": {"rlplug_devkit"}}
 """What modules import that are themselves imported once it is known to be there."""

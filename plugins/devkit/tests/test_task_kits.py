@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from isolated_code import code_reward
 from judge_server import JudgeServer, Reply, by_length, chat, judge_server, make_judge, said
 from rlplug_devkit import DataSourceConformance, EnvironmentConformance, RewardConformance, make_prompt, make_sample
 from rlplug_rewards.judges import PairwiseJudge
@@ -14,7 +15,6 @@ from rlplug_rewards.reasoning_gym import ReasoningGymSource
 from rlplug_rewards.text import ExactMatch, RegexFormat
 from rlplug_rewards.verifiers import MathVerify, ReasoningGymReward
 from rlplug_sandbox.tool_environment import ToolEnvironment
-from walled_code import code_reward
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from isolated_code import code_reward
 from rlplug_rewards.code import CodeReward
 from rlplug_rewards.code.reward import code_of
 from rlplug_rewards.code.row_tests import read_row
-from walled_code import code_reward
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import RewardRunner
@@ -264,13 +264,13 @@ def test_code_in_a_thought_is_none(reward, make_sample):
     assert reward.score(samples) == [0.0, 0.0, 1.0]
 
 
-def test_code_does_not_run_where_a_wall_is_missing(make_sample, monkeypatch):
+def test_code_does_not_run_where_it_is_not_isolated(make_sample, monkeypatch):
     reward = CodeReward()
     monkeypatch.setattr(reward._pool, "check", lambda: None)
     monkeypatch.setattr(reward._pool, "call", lambda *_, **__: pytest.fail("the code ran"))
-    with pytest.raises(ConfigError, match="lacks a wall"):
+    with pytest.raises(ConfigError, match="does not isolate it"):
         reward.notes()
-    assert "lacks a wall" in score(reward, make_sample, RIGHT, tests=TESTS).message
+    assert "does not isolate it" in score(reward, make_sample, RIGHT, tests=TESTS).message
 
 
 @pytest.mark.parametrize("options", [{"test_s": 0.0}, {"timeout_s": -1.0}, {"num_processes": 0}, {"memory_mib": 1}])

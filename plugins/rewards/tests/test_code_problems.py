@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from walled_code import code_reward
+from isolated_code import code_reward
 
 from rlplug.rewards import RewardRunner
 

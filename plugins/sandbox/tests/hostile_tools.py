@@ -1,6 +1,6 @@
-"""Functions that try what a call must not do, for ``test_sandbox_walls.py``; as a script it runs them all in a pool.
+"""Functions that try what a call must not do, for ``test_sandbox_isolation.py``; as a script they run in a pool.
 
-``python hostile_tools.py NETWORK`` prints the walls and the outcome of each attempt as JSON.
+``python hostile_tools.py NETWORK`` prints the isolation and the outcome of each attempt as JSON.
 """
 
 from __future__ import annotations
@@ -76,4 +76,4 @@ if __name__ == "__main__":
     pool.check()
     outcomes = {name: pool.call(functions[0], {"name": name, "trainer": os.getpid()}, "0").text for name in ATTEMPTS}
     hoards = [pool.call(functions[1], {}, "0").text for _ in range(2)]
-    print(json.dumps({"walls": pool.walls, "outcomes": outcomes, "hoards": hoards}))
+    print(json.dumps({"isolation": pool.isolation, "outcomes": outcomes, "hoards": hoards}))

@@ -158,7 +158,7 @@ def test_one_run_can_be_watched_and_an_absent_folder_waits_for_runs(runs: Path, 
     ask(tmp_path / "absent", none)
 
 
-# ---- the walls ------------------------------------------------------------------------------------------------------
+# ---- requests that are refused ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 math-verify and reasoning-gym pass completions to sympy, and some tasks to ``eval``: code that a policy wrote, which may
 run for ever, fill the memory, or look for a better score than it deserves. Each sample is scored in a process of its
-own, with the limits and walls of :mod:`rlplug_sandbox.sandbox`: not as root, without a network, and without the
+own, with the limits and isolation of :mod:`rlplug_sandbox.sandbox`: not as root, without a network, and without the
 trainer's environment variables.
 """
 
@@ -56,8 +56,8 @@ class ScorerPool:
     def __reduce__(self) -> tuple[type[ScorerPool], tuple[str, int, float]]:
         return ScorerPool, self._arguments  # a copy has its own workers
 
-    def walls(self) -> str:
-        """Start a worker, and return which walls scoring has.
+    def isolation(self) -> str:
+        """Start a worker, and return how scoring is isolated.
 
         Raises:
             ConfigError: Samples cannot be scored here.
@@ -66,7 +66,7 @@ class ScorerPool:
             self._pool.check()
         except SandboxError as error:
             raise ConfigError(f"the scorer {self._arguments[0]} cannot run. {error}") from error
-        return self._pool.walls
+        return self._pool.isolation
 
     def score(self, *request: Any) -> float | RewardError:
         """Return the score of one sample, waiting for a free worker first."""

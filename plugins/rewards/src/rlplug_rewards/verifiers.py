@@ -49,7 +49,7 @@ class MathVerify(AnswerReward):
         self._readable: set[str] = set()
 
     def notes(self) -> list[str]:
-        return [f"{self.name}: {self._pool.walls()}"]
+        return [f"{self.name}: {self._pool.isolation()}"]
 
     def check_prompt(self, prompt: Prompt) -> None:
         for text in self._references(prompt):
@@ -101,7 +101,7 @@ class ReasoningGymReward(AnswerReward):
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
 
     def notes(self) -> list[str]:
-        return [f"{self.name}: {self._pool.walls()}"]
+        return [f"{self.name}: {self._pool.isolation()}"]
 
     def score_answer(self, prompt: Prompt, found: Found) -> float | RewardError:
         task, entry = prompt.metadata.get("task"), prompt.metadata.get("entry")

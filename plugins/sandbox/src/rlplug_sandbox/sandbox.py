@@ -19,12 +19,12 @@ A worker also ends its call when it has to end itself, when the trainer ends, an
 worker itself is killed, the first process of its call ends with it; the trainer, if it is root and still runs, ends the
 others.
 
-Walls of a call, beside its limits:
+Isolation of a call, beside its limits:
 
 - It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
   ``/dev/shm`` of its own, of at most the memory limit, that ends with it. As root they need ``CAP_SYS_ADMIN``;
   another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
-  call of another user can signal and read the trainer: :attr:`ToolPool.walls` says so.
+  call of another user can signal and read the trainer: :attr:`ToolPool.isolation` says so.
 - A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
   memory of other processes, and mounts. It knows x86_64 and aarch64.
 - Sockets are refused where :attr:`Limits.network` is false.
@@ -107,9 +107,9 @@ class ToolPool:
         module_path: Sequence[str] | None = None,
     ) -> None:
         self.functions, self.limits = tuple(functions), limits
-        self.walls = ""
-        """Walls that calls have, and those that this machine lacks, once :meth:`check` has returned."""
-        self.is_walled = False
+        self.isolation = ""
+        """Isolation that calls have, and what this machine lacks of it, once :meth:`check` has returned."""
+        self.is_isolated = False
         """Whether calls cannot reach the trainer: they have a filter of system calls, and namespaces or own users."""
         self._environment, self._module_path = environment, module_path
         self._workers: list[ChildProcess] = []
@@ -198,7 +198,7 @@ class ToolPool:
         except BaseException:
             self._end(worker)
             raise
-        self.walls, self.is_walled = reply["text"], reply["is_walled"]
+        self.isolation, self.is_isolated = reply["text"], reply["is_isolated"]
         return worker
 
     def _give_back(self, worker: ChildProcess) -> None:

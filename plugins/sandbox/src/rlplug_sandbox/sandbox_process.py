@@ -22,12 +22,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from rlplug_sandbox import sandbox_isolation as isolation
     from rlplug_sandbox import sandbox_limits as limits
-    from rlplug_sandbox import sandbox_walls as walls
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import sandbox_isolation as isolation  # an import as part of rlplug would load torch, with its memory
     import sandbox_limits as limits
-    import sandbox_walls as walls  # an import as part of rlplug would load torch, with its memory
 
 FILE_LIMIT_BYTES = 16 * 2**20
 POLL_S = 0.1
@@ -84,18 +84,18 @@ class Worker:
         self.has_namespaces = self.has_filter = True
 
     def probe(self) -> dict[str, Any]:
-        """Find the walls that this machine allows, and return them as text, or a failure if calls cannot run at all."""
+        """Find the isolation that this machine allows; return it as text, or a failure if calls cannot run at all."""
         problem, reply = "", {"failure": ""}
-        filters = (True, False) if walls.can_filter() else (False,)
+        filters = (True, False) if isolation.can_filter() else (False,)
         for self.has_filter, self.has_namespaces in itertools.product(filters, (True, False)):
             reply = self.run(None)
             if "failure" not in reply:
-                is_walled = self.has_filter and (self.has_namespaces or self.user is not None)
-                return {"text": self._describe_walls(problem), "is_walled": is_walled}
+                is_isolated = self.has_filter and (self.has_namespaces or self.user is not None)
+                return {"text": self._describe_isolation(problem), "is_isolated": is_isolated}
             problem = problem or reply["failure"]
         return reply
 
-    def _describe_walls(self, problem: str) -> str:
+    def _describe_isolation(self, problem: str) -> str:
         found = [f"calls run as user {self.user}, which owns nothing else"] if self.user is not None else []
         if self.has_namespaces:
             found.append("they see no process of others and have a /dev/shm of their own")
@@ -104,7 +104,7 @@ class Worker:
         lacks = [] if self.has_filter else ["a filter of system calls, which this machine lacks"]
         if self.user is None and not self.has_namespaces:
             lacks.append(
-                f"a wall: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
+                f"isolation: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
                 "user namespaces, or run as root"
             )
         elif not self.has_namespaces:
@@ -154,7 +154,7 @@ class Worker:
             os._exit(1)
 
     def _limit(self) -> None:
-        """Leave the session and the files of the worker, and set the walls and limits of a call.
+        """Leave the session and the files of the worker, and set the isolation and limits of a call.
 
         With namespaces, the call is a child of this process, which ends as the child does.
         """
@@ -170,10 +170,10 @@ class Worker:
         limits.limit(resource.RLIMIT_CORE, 0)
         if self.has_namespaces:
             limits.end_with_parent()
-            walls.enter_namespaces(is_root=self.user is not None)
+            isolation.enter_namespaces(is_root=self.user is not None)
             if child := os.fork():
-                walls.end_like(child)
-            walls.mount_own_view(self.settings["memory_mib"], self.settings["read_only"])
+                isolation.end_like(child)
+            isolation.mount_own_view(self.settings["memory_mib"], self.settings["read_only"])
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
@@ -185,7 +185,7 @@ class Worker:
         limits.keep_rights()
         limits.end_with_parent()
         if self.has_filter:
-            walls.filter_system_calls(self.settings["network"])
+            isolation.filter_system_calls(self.settings["network"])
 
     def _num_other_tasks(self) -> int:
         """Return how many threads the kernel counts as the call's user before the call starts any."""
@@ -261,7 +261,7 @@ class Worker:
                 ended, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 if self.user is not None and not self.has_namespaces:
-                    limits.remove_files(self.user, walls.SHARED_MEMORY)
+                    limits.remove_files(self.user, isolation.SHARED_MEMORY)
                 return status
             if ended == 0:
                 if time.monotonic() > deadline:

@@ -85,7 +85,7 @@ class ToolEnvironment(Environment):
         return [tool.schema for tool in self._functions.values()]
 
     def notes(self) -> list[str]:
-        return [f"tools: {self._pool.walls}"]
+        return [f"tools: {self._pool.isolation}"]
 
     def reset(self, prompt: Prompt, seed: int) -> None:
         self._seed = seed

@@ -82,8 +82,8 @@ class CodeReward(Reward):
         )
 
     def notes(self) -> list[str]:
-        self._require_walls()
-        return [f"{self.name}: {self._pool.walls}"]
+        self._require_isolation()
+        return [f"{self.name}: {self._pool.isolation}"]
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         return [self._score(sample) for sample in samples]
@@ -98,7 +98,7 @@ class CodeReward(Reward):
         if code is None:
             return 0.0
         try:
-            self._require_walls()
+            self._require_isolation()
             arguments = {"code": code, "needs_all": self.all_or_nothing, **dataclasses.asdict(row)}
             times = {"test_s": self.test_s, "time_s": self.timeout_s}
             result = self._pool.call(FUNCTION, arguments | times, seed="0")
@@ -123,22 +123,22 @@ class CodeReward(Reward):
     def _row(self, prompt: Prompt) -> RowTests:
         return read_row(prompt.metadata, self.tests_key, self.cases_key, self.entry_point_key)
 
-    def _require_walls(self) -> None:
+    def _require_isolation(self) -> None:
         """Start a worker, and refuse a machine on which code could reach the trainer.
 
         Raises:
-            ConfigError: The sandbox lacks a wall.
+            ConfigError: Calls of the sandbox are not isolated here.
         """
-        if self._pool.is_walled:
+        if self._pool.is_isolated:
             return
         try:
             self._pool.check()
         except SandboxError as error:
             raise ConfigError(f"CodeReward cannot run code here. {error}") from error
-        if not self._pool.is_walled:
+        if not self._pool.is_isolated:
             raise ConfigError(
-                f"CodeReward runs code that a model wrote, and this machine's sandbox lacks a wall around it: "
-                f"{self._pool.walls}. Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or the "
+                "CodeReward runs code that a model wrote, and this machine's sandbox does not isolate it: "
+                f"{self._pool.isolation}. Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or the "
                 "container's security profile) or run as root, on x86_64 or aarch64; it does not run without."
             )
 

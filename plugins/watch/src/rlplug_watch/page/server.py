@@ -1,4 +1,4 @@
-"""Server of the page: its static files, JSON under ``/api``, and the walls around both."""
+"""Server of the page: its static files, JSON under ``/api``, and the checks of requests to both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walls around a tool call, beyond its limits: namespaces and a filter of system calls; for ``sandbox_process.py``.
+"""Isolation of a tool call, beyond its limits: namespaces and a filter of system calls; for ``sandbox_process.py``.
 
 It uses the standard library alone, since it is part of that script. Namespaces give a call a view without other
 processes, so that it cannot signal or read them, and a ``/dev/shm`` of its own; root needs CAP_SYS_ADMIN for them, and

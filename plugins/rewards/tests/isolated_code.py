@@ -1,4 +1,4 @@
-"""``CodeReward`` for tests, on machines whose sandbox has the walls that it needs."""
+"""``CodeReward`` for tests, on machines whose sandbox isolates calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walls around calls: what a call tries in vain, as root and as an ordinary user, with and without namespaces."""
+"""Isolation of calls: what a call tries in vain, as root and as an ordinary user, with and without namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import hostile_tools
 import pytest
 from hostile_tools import ATTEMPTS
-from rlplug_sandbox import sandbox_walls
+from rlplug_sandbox import sandbox_isolation
 
 TESTS = Path(__file__).parent
 USER = 65534
@@ -57,19 +57,19 @@ def test_a_call_reaches_neither_the_trainer_nor_memory_without_a_limit(network: 
     if not as_user and os.geteuid() != 0:
         pytest.skip("needs root")
     result = run(network, as_user)
-    has_namespaces = "see no process" in result["walls"]
+    has_namespaces = "see no process" in result["isolation"]
     if as_user and not has_namespaces:
-        assert "without a wall" in result["walls"]
-        pytest.skip(f"no user namespaces here: {result['walls']}")
+        assert "without isolation" in result["isolation"]
+        pytest.skip(f"no user namespaces here: {result['isolation']}")
     possible = {name for name, outcome in result["outcomes"].items() if outcome == "possible"}
     assert possible == ({"open a socket"} if network == "network" else set())
     assert result["outcomes"].keys() == ATTEMPTS.keys()
-    assert ("network" in result["walls"]) == (network == "network")
+    assert ("network" in result["isolation"]) == (network == "network")
     if has_namespaces:
         assert result["hoards"] == ["[0, 8]", "[0, 8]"]  # 64 MiB each, and nothing is left of the first
 
 
 def test_the_filter_knows_every_call_on_both_machines() -> None:
     for column in (0, 1):
-        numbers = [pair[column] for pair in (sandbox_walls.REFUSED | sandbox_walls.NETWORK).values()]
+        numbers = [pair[column] for pair in (sandbox_isolation.REFUSED | sandbox_isolation.NETWORK).values()]
         assert len(set(numbers)) == len(numbers)
