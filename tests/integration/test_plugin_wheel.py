@@ -145,7 +145,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
         "name": "probe",
         "distribution": "rlplug-probe",
         "version": "3.1.4",
-        "api_range": ">=3,<4",
+        "api_range": ">=3.1,<4",
         "registers": [
             "algorithms/MeanBaseline",
             "classes/Sevens",
