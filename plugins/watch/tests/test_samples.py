@@ -196,9 +196,13 @@ def test_a_group_tells_its_turns_apart(tmp_path: Path) -> None:
 
     async def ask() -> Any:
         async with TestClient(TestServer(make_app(tmp_path))) as client:
-            return await (await client.get("/api/runs/a/group?step=1&group=0")).json()
+            paths = ("/api/runs/a/group?step=1&group=0", "/api/runs/a/samples")
+            return [await (await client.get(path)).json() for path in paths]
 
-    samples = {sample["index"]: sample for sample in asyncio.run(ask())["samples"]}
+    group, samples_page = asyncio.run(ask())
+    samples = {sample["index"]: sample for sample in group["samples"]}
+    (listed,) = (row for row in samples_page["rows"] if row["index"] == 0)
+    assert listed["completion"] == f"policy: 3\nenvironment: {HOSTILE}\npolicy: 4"
     assert [turn["role"] for turn in samples[0]["turns"]] == ["policy", "environment", "policy"]
     assert samples[0]["turns"][2]["text"] == "4"
     assert samples[1]["turns"] == []

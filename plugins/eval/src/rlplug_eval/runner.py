@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.observability.sample_records import with_turns
 from rlplug.observability.terminal import say
 from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest
@@ -106,7 +109,7 @@ class Evaluation:
             check_context(self._config.engine, inputs.spec, longest_prompt, max_new_tokens)
             generator = make_generator(self._config, inputs, self._engine.driver, source.data)
             self._generators.append(generator)
-            self._evaluate(name, source, generator)
+            self._evaluate(name, source, generator, inputs.tokenizer)
 
     def _start_rewards(self) -> None:
         """Start the rewards once, before the engine: they may take memory of the device."""
@@ -118,7 +121,9 @@ class Evaluation:
         for note in notes:
             say(note, wraps=True)
 
-    def _evaluate(self, name: str, source: EvalSource, generator: RolloutGenerator) -> None:
+    def _evaluate(
+        self, name: str, source: EvalSource, generator: RolloutGenerator, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         options, prompts = self._options, source.data.val_prompts
         for start in range(self._folder.num_done(name, source.name), len(prompts), options.prompts_per_batch):
             PHASE_PROGRESS.begin("rollout")
@@ -134,7 +139,7 @@ class Evaluation:
             PHASE_PROGRESS.begin("rewards")
             samples = self._rewards.score(samples)
             self._folder.add_counts(name, source.name, self._rewards.pop_own_counts())
-            self._folder.append(name, source.name, samples)
+            self._folder.append(name, source.name, [with_turns(sample, tokenizer) for sample in samples])
             done = min(start + options.prompts_per_batch, len(prompts))
             self._note(f"{name} on {source.name}: {done:,}/{len(prompts):,} prompts | {_short(samples)}")
 

@@ -156,10 +156,12 @@ class SamplePages:
 
 def summary(sample: SampleLine) -> dict[str, Any]:
     """Return a sample as a list shows it: the end of its prompt, and the beginning of its completion."""
+    turns = (f"{turn.get('role', '')}: {turn.get('text', '')}" for turn in sample.turns[:MOST_SAMPLES])
+    completion = "\n".join(turns) or sample.completion
     return _numbers(sample) | {
         "prompt": sample.prompt[-EXCERPT:],
-        "completion": sample.completion[:EXCERPT],
-        "is_cut": [len(sample.prompt) > EXCERPT, len(sample.completion) > EXCERPT],
+        "completion": completion[:EXCERPT],
+        "is_cut": [len(sample.prompt) > EXCERPT, len(completion) > EXCERPT],
     }
 
 
