@@ -66,7 +66,7 @@ class Page:
             raise RuntimeError(json.dumps(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
 
-    async def until(self, script: str, seconds: float = 30) -> Any:
+    async def until(self, script: str, seconds: float = 120) -> Any:
         """Wait until an expression is true, and return its value."""
         for _ in range(int(seconds * 10)):
             if value := await self.run(script):

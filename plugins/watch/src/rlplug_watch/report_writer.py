@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlplug.errors import RLPlugError
+from rlplug.errors import describe
 from rlplug.interfaces import ObservedRun, ProfiledSteps, RunObserver
 from rlplug.recording.run_record import RECORD
 
@@ -33,6 +33,6 @@ class ReportWriter(RunObserver):
 
             try:
                 lines.append(f"report: {write_report(folder)}")
-            except RLPlugError as error:  # the training has ended well
-                lines.append(f"no report: {error}")
+            except Exception as error:  # the training has ended well
+                lines.append(f"no report: {describe(error, with_line=True)}")
         return lines

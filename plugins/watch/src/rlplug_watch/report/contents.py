@@ -84,14 +84,15 @@ class Contents:
 def build_contents(run: RunData) -> Contents:
     """Return what the page of a run shows. What has another form in ``run.json`` is left out."""
     figures, absent = build_figures(run.metrics)
-    figures += timeline_figures(run.timelines, PHASE_HUES)
+    constants = [figure.constant for figure in figures]
+    moving = [figure for figure, constant in zip(figures, constants, strict=True) if not constant]
     return Contents(
         header=_header(run.info),
         advice=advise(run.metrics, run.info),
         tiles=build_tiles(run.metrics, run.info),
-        sections=by_section([figure for figure in figures if not figure.constant]),
+        sections=by_section([*moving, *timeline_figures(run.timelines, PHASE_HUES)]),
         absent=absent if run.metrics.steps else [],
-        constants=[figure.constant for figure in figures if figure.constant],
+        constants=list(filter(None, constants)),
         metric_rows=metric_rows(run.metrics),
         batch_plan=_rows(run.info.get("batch_plan"), 3),
         memory=_memory(run.metrics, run.info),

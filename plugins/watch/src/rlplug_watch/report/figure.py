@@ -62,8 +62,11 @@ class Figure:
 
     @property
     def constant(self) -> str:
-        """What never changed over several steps, such as ``Completion length: 4 tokens``; empty where a line moves."""
-        if any(len(trace["x"]) < 3 or len(set(trace["y"])) > 1 for trace in self.traces):
+        """What never changed over several steps, such as ``Completion length: 4 tokens``; empty where a line moves.
+
+        For lines of numbers.
+        """
+        if any(len(trace["x"]) < 3 or len(set(trace["y"])) > 1 or None in trace["y"] for trace in self.traces):
             return ""
         values = {entry.label: self.traces[entry.traces[0]]["y"][0] for entry in self.legend}
         shown = [f"{value:g}" if len(values) == 1 else f"{label} {value:g}" for label, value in values.items()]
