@@ -63,7 +63,7 @@ def test_steps_are_chosen_and_the_newest_are_shown_otherwise(run_dir: Path) -> N
 
 def test_the_report_shows_the_steps_that_are_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("plotly")
-    report_command([str(run_dir), "--steps", "3-5"])  # where each lane has bars of its own alone
+    report_command([str(run_dir), "--steps", "3-7"])  # where each lane has bars of its own alone
     page = (run_dir / "report.html").read_text()
     assert "Trainer and engine, step by step" in page
     assert "seconds since step 3 began" in page

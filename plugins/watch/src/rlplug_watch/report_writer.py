@@ -33,6 +33,6 @@ class ReportWriter(RunObserver):
 
             try:
                 lines.append(f"report: {write_report(folder)}")
-            except Exception as error:  # the training has ended well
+            except Exception as error:  # noqa: BLE001 - the training has ended well
                 lines.append(f"no report: {describe(error, with_line=True)}")
         return lines
