@@ -306,14 +306,16 @@ def main() -> None:
     parser.add_argument("--bases", nargs="*", default=BASES, help="names in configs/algo; empty for the quickstart")
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="run each case whose number is A modulo B")
     parser.add_argument("--match", default="", help="only cases whose name matches this expression")
     options = parser.parse_args()
     import_all()
     draw = random.Random(options.seed)
+    part, num_parts = options.part
     chosen = [
         case
-        for case in cases(tuple(options.bases))
-        if draw.random() < options.share and re.search(options.match, case.name)
+        for number, case in enumerate(cases(tuple(options.bases)))
+        if draw.random() < options.share and re.search(options.match, case.name) and number % num_parts == part
     ]
     counts: collections.Counter[str] = collections.Counter()
     for case in chosen:
