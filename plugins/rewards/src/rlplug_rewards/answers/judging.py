@@ -18,6 +18,10 @@ SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
 """A sum of symbols that a question asks for, such as ``m + n``."""
 
 
+LONGEST_WORD: Final = 20
+"""Characters of a word in a list; longer ones are pieces of a sentence."""
+
+
 def reference_text(reference: str) -> str:
     """Return the answer of a reference, which may be a solution that marks it with ``####``, a tag or a box."""
     if "####" in reference:
@@ -60,7 +64,10 @@ def _letter(reference: str) -> str | None:
 def _is_answer(value: Value | None) -> bool:
     """Return whether a part of prose has a meaning of its own, so that no other part is the answer."""
     if isinstance(value, Items):
-        return all(_is_answer(part) or (isinstance(part, Words) and " " not in part.text) for part in value.parts)
+        words = [part.text for part in value.parts if isinstance(part, Words)]
+        if len(words) < len(value.parts):
+            return not words and all(map(_is_answer, value.parts))
+        return all(" " not in word and len(word) <= LONGEST_WORD for word in words)
     return value is not None and not isinstance(value, Words)
 
 

@@ -19,7 +19,8 @@ CUE: Final = re.compile(
 VERB: Final = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
     r"|need|needs|"
-    r"costs?|earns?|pays?|spends?|takes?|sells?|total of|to)\b|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
+    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|total of|to)\b"
+    r"|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
 ADVERBS: Final = re.compile(
@@ -51,6 +52,11 @@ DOUBT: Final = re.compile(
     r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
     re.IGNORECASE,
 )
+BEHIND: Final = re.compile(
+    r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+",
+    re.IGNORECASE,
+)
+"""A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
 MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
 """Emphasis, and text in mathematics."""
 BOUND: Final = re.compile(
@@ -113,6 +119,8 @@ def _parts_of_statement(text: str) -> Iterator[str]:
     if cut and cut != whole:
         yield cut
     yield whole
+    if (behind := BEHIND.fullmatch(whole)) is not None:
+        yield behind[1]
     math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
     if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
         yield next(part for part in math[0] if part)

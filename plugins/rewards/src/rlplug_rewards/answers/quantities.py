@@ -19,6 +19,8 @@ TIME: Final = re.compile(
     r"(\d{1,2})(?::([0-5]\d))?(?::([0-5]\d))?\s*(?:(a|p)\.?\s*m\.?|(o'clock))?(?:\s*(?:a|p)\.?m\.?)?", re.IGNORECASE
 )
 ANGLE: Final = re.compile(r"(\d+)\s*\\deg\s*(\d+)\s*'\s*(?:(\d+)\s*(?:\"|''))?")
+PIECE: Final = r"(\d++(?:\.\d++)?)\s*([A-Za-z]++)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)"
+COMPOUND: Final = re.compile(f"(?:{PIECE}){{2,}}")
 PERCENT: Final = re.compile(
     r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct"
     r"|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit"
@@ -118,7 +120,7 @@ def read_quantity(text: str) -> Value | None:
         )
         expression = _plain_number(f"{currency[1]}{currency[3]}{rest}") or _in_words(rest)
         return None if expression is None else Quantity(expression, Unit(frozenset({(base, 1)}), factor))
-    if (quantity := _compound(text) or _with_known_unit(text)) is not None:
+    if (quantity := _with_known_unit(text)) is not None:
         return quantity
     if (expression := expression_of(text)) is not None and not is_word(text):
         return Quantity(*_degrees(text, expression))
@@ -193,30 +195,34 @@ def _with_known_unit(text: str) -> Value | None:
     return None if expression is None else Quantity(expression, unit)
 
 
-def _compound(text: str) -> Value | None:
-    """Read several numbers with units that add up, as ``1 hour 30 minutes`` or ``5 ft 3 in``."""
+def read_compound(text: str) -> Value | None:
+    """Read several numbers whose units add up, the largest first, as ``1 hour and 30 minutes`` or ``5 ft 3 in``."""
     if (angle := ANGLE.fullmatch(text)) is not None:
         degrees, minutes, seconds = (Fraction(part or 0) for part in angle.groups())
         value = degrees + minutes / 60 + seconds / 3600
         return Quantity(Expression(lambda _: value, frozenset(), text), read_unit("degrees"))
     plain = text.replace("«", " ").replace("»", " ")
     plain = re.sub(r"(\d)\s*'\s*(\d+)\s*(?:\"|'')", r"\1 ft \2 in", plain)
-    pieces = re.findall(r"(?<![\d.])(\d++(?:\.\d++)?)\s*([A-Za-z]++)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)", plain)
-    if len(pieces) < 2 or re.sub(r"[\d.\s,]|and|[A-Za-z]", "", plain):
+    if COMPOUND.fullmatch(plain.strip()) is None:
         return None
+    pieces = re.findall(PIECE, plain.strip())
     units = [read_unit(name) for _, name in pieces]
     if (
         any(unit is None or not unit.dimension for unit in units)
         or len({unit.dimension for unit in units if unit}) != 1
     ):
         return None
+    factors = [unit.factor for unit in units if unit]
+    if any(larger <= smaller for larger, smaller in itertools.pairwise(factors)):  # a list, as 5 cm and 6 cm
+        return None
     total = sum(
         (Fraction(number) * unit.factor for (number, _), unit in zip(pieces, units, strict=True) if unit), Fraction(0)
     )
-    last = units[-1]
-    assert last is not None
-    total /= last.factor
-    return Quantity(Expression(lambda _: total, frozenset(), text), last)
+    # without a unit, 1 h 30 min is 90, but 2 dollars and 30 cents are 2.30
+    unit = units[0 if "cent" in pieces[-1][1] else -1]
+    assert unit is not None
+    total /= unit.factor
+    return Quantity(Expression(lambda _: total, frozenset(), text), unit)
 
 
 def expression_of(text: str) -> Expression | None:

@@ -11,6 +11,7 @@ from rlplug_rewards.answers.numerals import join
 from rlplug_rewards.answers.quantities import (
     FUNCTION_NAMES,
     expression_of,
+    read_compound,
     read_numeral,
     read_quantity,
     read_ratio,
@@ -96,6 +97,7 @@ def read_clean(text: str, depth: int = 0) -> Value | None:
         or _relation(text, depth)
         or read_sets(text, depth)
         or _brackets(text, depth)
+        or read_compound(text)
         or _list(text, depth)
         or _signs(text, depth)
         or read_ratio(text)
