@@ -1,4 +1,4 @@
-"""Sources of prompts: files, and in ``hf_datasets`` Hugging Face datasets.
+"""Sources of prompts: the base class, and files.
 
 A source yields plain rows without tokenising them; ``PromptDataModule`` renders and tokenises them.
 """
@@ -7,60 +7,96 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Container, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
+from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rows import PromptRow as PromptRow
-from rlplug.data.rows import PromptSource as PromptSource
 from rlplug.data.rows import check_row as check_row
 from rlplug.data.rows import of_part, optional_import
 from rlplug.errors import ConfigError, describe, encodable
 from rlplug.types.ranges import Rows, check_ranges
 
-MOST_STREAMED_VAL: Final = 100_000
-"""Most rows of a streamed source as ``data.val``, all of which are read."""
+if TYPE_CHECKING:
+    from rlplug.data.prompt_encoder import PromptEncoder
 
 
-def where(split: str, name: str) -> str:
-    """Return the configuration key of a source, or of a mixture's part."""
-    return f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
+class TrainingRows(ABC):
+    """Rows of a source that a training draws from, between reading them and making prompts of them."""
+
+    known: Sequence[PromptRow] = ()
+    """Rows that were read: all, or the first ones where the rest is read while training."""
+
+    @abstractmethod
+    def prompts(self, encoder: PromptEncoder, shuffle: bool, seed: int | str) -> TrainingPrompts:
+        """Return the training prompts in the order in which they are drawn, the same on every rank.
+
+        Args:
+            encoder: Makes prompts of rows.
+            shuffle: ``data.shuffle``.
+            seed: Seed of the order.
+
+        Raises:
+            ConfigError: A row makes no prompt that can be trained on.
+        """
 
 
-def read_rows(split: str, source: PromptSource, streamed: Container[str]) -> list[PromptRow]:
-    """Return all rows of a source, but for those of its parts that are ``streamed``.
+class PromptSource(ABC):
+    """Base class of prompt sources: an ordered collection of tasks."""
 
-    Args:
-        split: ``train`` or ``val``.
-        source: The source.
-        streamed: Names of parts that are read as they are drawn.
+    @abstractmethod
+    def rows(self) -> Iterator[PromptRow]:
+        """Yield every row, in the same order and with the same uids each time and on every rank.
+
+        Raises:
+            ConfigError: The source cannot be read; the message says what to write instead.
+        """
+
+    def for_training(self, key: str, name: str = "") -> TrainingRows:
+        """Return the rows for a training: by default all are read now, and drawn once an epoch.
+
+        Args:
+            key: Key of the source in the configuration, for messages.
+            name: Its name in a mixture, which :func:`~rlplug.data.rows.of_part` gives its rows.
+
+        Raises:
+            ConfigError: The source cannot be read or has no prompts; the message begins with the key.
+        """
+        return AllRows(self, key, name)
+
+
+class AllRows(TrainingRows):
+    """All rows of a source, each of which is drawn once an epoch."""
+
+    def __init__(self, source: PromptSource, key: str, name: str = "") -> None:
+        self._key = key
+        self.known = [of_part(row, name) for row in read_rows(key, source)]
+
+    def prompts(self, encoder: PromptEncoder, shuffle: bool, seed: int | str) -> PromptStream:
+        return PromptStream(encoder.usable(self._key, self.known), shuffle, seed)
+
+
+def read_rows(key: str, source: PromptSource) -> list[PromptRow]:
+    """Return all rows of a source.
 
     Raises:
-        ConfigError: The source failed or has no prompts; the message names its key.
+        ConfigError: The source failed or has no prompts; the message begins with the key.
     """
-    rows: list[PromptRow] = []
-    for name, part in source.parts().items():
-        if name not in streamed:
-            rows += [of_part(row, name) for row in _read_part(where(split, name), part)]
-    return rows
-
-
-def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
     rows: list[PromptRow] = []
     try:
         for row in source.rows():
             check_row(row)
             rows.append(row)
-            if len(rows) > MOST_STREAMED_VAL and source.stream() is not None:
-                raise ConfigError(f"the source streams more than {MOST_STREAMED_VAL:,} rows: set its limit.")
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
         after = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
-        raise ConfigError(f"{where}: {type(source).__name__} failed {after}: {describe(error)}") from error
+        raise ConfigError(f"{key}: {type(source).__name__} failed {after}: {describe(error)}") from error
     if not rows:
-        raise ConfigError(f"{where}: {type(source).__name__} has no prompts: give it at least one.")
+        raise ConfigError(f"{key}: {type(source).__name__} has no prompts: give it at least one.")
     return rows
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from rlplug_data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
@@ -95,7 +95,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert other.state_dict() == before
     with pytest.raises(ConfigError, match="one source in"):
         other.load_state_dict(streams({"a": 1})["a"].state_dict())
-    with pytest.raises(ConfigError, match="of a mixture"):
+    with pytest.raises(ConfigError, match="such as a mixture"):
         streams({"a": 1})["a"].load_state_dict(state)
 
 
@@ -115,12 +115,20 @@ def test_names_reach_the_prompts_and_counts_are_by_source(recwarn):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"many": 1, "none": 1}, r"data\.train\.init_args\.sources\.none: ListSource has no prompts"),
-        ({"few": 1, "many": 1}, r"too_long: filter leaves none of 'few'"),
+        ({"many": 1, "none": 1}, r"data\.train\.init_args\.sources\.none\.source: ListSource has no prompts"),
+        ({"few": 1, "many": 1}, r"sources\.few\.source: 2 of 2 prompts are .*too_long: filter leaves none"),
     ],
 )
 def test_a_source_without_prompts_is_refused(weights, message):
     assert re.search(message, setup_error(PromptDataModule(mixture(**weights), max_prompt_tokens=2, too_long="filter")))
+
+
+def test_a_source_without_prompts_is_refused_in_validation_too():
+    """Alone catches a mixture whose rows say nothing of a source that is empty, or of which none is left."""
+    val = mixture(many=1, none=1)
+    assert "data.val: sources.none: ListSource has no prompts" in setup_error(PromptDataModule(ListSource("a"), val))
+    data = PromptDataModule(ListSource("a"), mixture(many=1, few=1), max_prompt_tokens=2, too_long="filter")
+    assert "filter leaves none of 'few'" in setup_error(data)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
