@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from rlplug_data import curriculum  # noqa: F401 - a parser finds classes that are imported
 from rlplug_data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
@@ -148,11 +149,12 @@ def test_a_mixture_from_yaml(tmp_path: Path) -> None:
         "data:\n  train:\n    class_path: MixtureSource\n    init_args:\n      sources:\n"
         "        file: {weight: 3, source: {class_path: FileSource, init_args: "
         f"{{path: {tmp_path}/train.jsonl}}}}}}\n"
-        "        sums: {source: {class_path: ReasoningGymSource, init_args: {task: chain_sum, size: 2}}}\n"
+        "        rated: {source: {class_path: PassRateCurriculum, init_args: {low: 0.2, source: "
+        f"{{class_path: FileSource, init_args: {{path: {tmp_path}/train.jsonl}}}}}}}}}}\n"
     )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(PromptDataModule, "data")
     parser.add_argument("--config", action="config")
     data: Any = parser.instantiate(parser.parse_args(["--config", str(tmp_path / "a.yaml")])).data
     set_up(data, max_context=300)
-    assert Counter(prompt.source for prompt in data.train_stream.take(8)) == {"file": 6, "sums": 2}
+    assert Counter(prompt.source for prompt in data.train_stream.take(8)) == {"file": 6, "rated": 2}
