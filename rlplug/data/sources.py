@@ -6,17 +6,18 @@ A source yields plain rows without tokenising them; ``PromptDataModule`` renders
 from __future__ import annotations
 
 import itertools
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
-from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
+from rlplug.data.prompt_stream import PromptStream
+from rlplug.data.prompt_stream import TrainingPrompts as TrainingPrompts
+from rlplug.data.record_files import read_records
 from rlplug.data.rows import PromptRow as PromptRow
 from rlplug.data.rows import check_row as check_row
-from rlplug.data.rows import of_part, optional_import
+from rlplug.data.rows import of_part
 from rlplug.errors import ConfigError, describe, encodable
 from rlplug.types.ranges import Rows, check_ranges
 
@@ -101,20 +102,24 @@ def read_rows(key: str, source: PromptSource) -> list[PromptRow]:
 
 
 class FileSource(PromptSource):
-    """Prompts from a JSONL or parquet file; fields other than prompt and answer become the row's metadata.
+    """Prompts from a file; fields other than prompt and answer become the row's metadata.
 
-    Rows are named ``train.jsonl:17``, where 17 is the line (the row in parquet), counted from 1.
+    Rows are named ``train.jsonl:17``, where 17 is the line (the row in parquet and in a JSON array), counted from 1.
+    An empty field of a CSV file is ``None``; its columns are text, or numbers where that loses nothing.
 
     Args:
-        path: File that ends in ``.jsonl`` (one JSON object a line) or ``.parquet``.
-        prompt_key: Field with the prompt: text, or a list of messages with ``role`` and ``content``.
+        path: File that ends in ``.jsonl`` (one JSON object a line), ``.json`` (an array of objects), ``.csv`` or
+            ``.tsv`` (with a first line of names), or ``.parquet``.
+        prompt_key: Field with the prompt: text, or a list of messages with ``role`` and ``content``. Here and below,
+            ``reward_model.ground_truth`` is the field ``ground_truth`` inside ``reward_model``.
         answer_key: Field with the reference answer. The default may be absent from a row, whose answer is then
             ``None``; a field that you name must be there.
         limit: Read only this many rows from the start; by default all.
         columns: New names of columns, by their names, such as ``{question: prompt, solution: answer}``; every other
             option uses the new names, and rewards find the rest in ``metadata`` by them.
         template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
-            ``prompt_key``; ``{{`` and ``}}`` are braces.
+            ``prompt_key``; ``{{`` and ``}}`` are braces. A list has a line for each item, and with
+            ``{choices:letters}`` its letter in front: ``A. sky``.
         system_prompt: System message in front of each prompt of this source, which becomes chat messages.
     """
 
@@ -135,54 +140,10 @@ class FileSource(PromptSource):
 
     def rows(self) -> Iterator[PromptRow]:
         path = Path(self.path).expanduser()
-        readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-        if path.suffix not in readers:
-            raise ConfigError(
-                f"data source path {self.path!r} ends in {path.suffix!r}: give a .jsonl file (one JSON object a line) "
-                "or a .parquet file."
-            )
-        if not path.is_file():
-            raise ConfigError(f"data source path {self.path!r} is not a file: give the path of a file that exists.")
         is_empty = True
-        for number, fields in itertools.islice(readers[path.suffix](path), self.limit):
+        for number, fields in itertools.islice(read_records(path), self.limit):
             read = self.columns.read(fields, f"{path}:{number}", is_first=is_empty)
             is_empty = False
             yield PromptRow(f"{encodable(path.name)}:{number}", *read)
         if is_empty:
             raise ConfigError(f"data source path {self.path!r} is empty: give a file with at least one prompt.")
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield line numbers, counted from 1, and objects; blank lines are skipped."""
-    # in binary, so that an error can name a line that is not UTF-8
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line.rstrip())
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}:{number}, column {error.colno}, is not JSON: {error.msg}.") from error
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number} is not JSON: {error}.") from error
-            except RecursionError as error:
-                raise ConfigError(f"{path}:{number} is JSON of too many levels of brackets.") from error
-            if not isinstance(fields, dict):
-                raise ConfigError(
-                    f"{path}:{number} is a JSON {type(fields).__name__}: each line must be an object, such as "
-                    '{"prompt": "1 + 1 =", "answer": "2"}.'
-                )
-            yield number, fields
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield row numbers, counted from 1, and rows."""
-    parquet = optional_import("pyarrow.parquet", "pyarrow", f"data source path {str(path)!r}")
-    try:
-        file = parquet.ParquetFile(path)
-    # pyarrow's ArrowInvalid is a ValueError
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data source path {str(path)!r} is not a valid parquet file: {error}") from error
-    with file:
-        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
-        yield from enumerate(rows, start=1)

@@ -77,7 +77,12 @@ def test_columns_template_and_system_prompt(tmp_path):
         ),
         ({"columns": {"qestion": "prompt"}}, "has no field 'qestion'; .*, correct columns;"),
         ({"columns": {"question": "messages"}}, "has a column 'messages', and columns gives another one that name"),
-        ({"template": "{messages}"}, "'messages' is .*, and template takes text or a number"),
+        ({"template": "{messages}"}, "'messages' is .*, and template takes text, a number or a list"),
+        ({"template": "{question:letters}"}, "puts letters in front of its items: give a list of at most 26"),
+        ({"template": "{many:letters}"}, "give a list of at most 26"),
+        ({"answer_key": "judge.thruth"}, "its fields are judge.truth, judge.style. Did you mean 'judge.truth'"),
+        ({"answer_key": "judge.truth.text"}, "no field 'judge.truth.text'; its fields are judge.truth"),
+        ({"columns": {"judge.truth": "question"}}, "has a column 'question', and columns gives another one that name"),
         ({"prompt_key": "messages", "system_prompt": "x"}, "has its own system message"),
         ({"template": "{question"}, "template '{question': expected '}'"),
         ({"template": "{question:>5}"}, "something other than a name"),
@@ -87,9 +92,49 @@ def test_columns_template_and_system_prompt(tmp_path):
     ],
 )
 def test_columns_and_templates_that_do_not_fit_are_refused(tmp_path, options, message):
-    file = write_jsonl(tmp_path / "a.jsonl", [{"question": "1 + 1", "messages": CHAT}])
+    record = {"question": "1 + 1", "messages": CHAT, "judge": {"truth": "2", "style": "rule"}, "many": [*range(27)]}
+    file = write_jsonl(tmp_path / "a.jsonl", [record])
     with pytest.raises(ConfigError, match=message):
         list(FileSource(file, **options).rows())
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_names_with_dots_are_of_values_inside_columns(tmp_path, write, name):
+    """verl's rows, as it writes them; alone catches a nested value that takes its column with it."""
+    judge = {"style": "rule", "ground_truth": "42"}
+    record = {"data_source": "gsm8k", "prompt": CHAT, "reward_model": judge, "extra_info": {"texts": ["a", "b"]}}
+    path = write(tmp_path / name, [record])
+    (row,) = FileSource(path, answer_key="reward_model.ground_truth").rows()
+    assert (row.prompt, row.answer) == (CHAT, "42")
+    assert row.metadata == {key: record[key] for key in ("data_source", "reward_model", "extra_info")}
+    columns = {"reward_model.ground_truth": "answer", "extra_info.texts.1": "hint"}
+    (row,) = FileSource(path, columns=columns, template="{prompt.1.content} {hint} {extra_info.texts.0}").rows()
+    assert (row.prompt, row.answer, row.metadata["hint"]) == ("1 + 1 = b a", "42", "b")
+    (row,) = FileSource(path, prompt_key="extra_info.texts.0").rows()
+    assert (row.prompt, row.answer) == ("a", None)
+
+
+def test_a_column_whose_own_name_has_dots_comes_first(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "x.y": "flat", "x": {"y": "nested"}}])
+    (row,) = FileSource(path, answer_key="x.y").rows()
+    assert (row.answer, row.metadata) == ("flat", {"x": {"y": "nested"}})
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_lists_in_templates(tmp_path, write, name):
+    record = {"prompt": "Which is red?", "choices": ["sky", "blood", "grass"], "answer": 1, "years": [1, 2.5]}
+    template = "{prompt}\n{choices:letters}\n{choices}\n{years}"
+    (row,) = FileSource(write(tmp_path / name, [record]), template=template).rows()
+    lines = ["A. sky", "B. blood", "C. grass", "sky", "blood", "grass"]
+    assert row.prompt.splitlines()[:7] == ["Which is red?", *lines]
+    assert (row.answer, row.metadata["choices"]) == (1, ["sky", "blood", "grass"])
+
+
+@pytest.mark.parametrize("answer", [12.0, 1, True, ["Paris", "paris"], {"a": [1]}, None, "12"])
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_typed_answers_are_kept(tmp_path, write, name, answer):
+    (row,) = FileSource(write(tmp_path / name, [{"prompt": "a", "answer": answer}])).rows()
+    assert (row.answer, type(row.answer)) == (answer, type(answer))
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
@@ -148,7 +193,7 @@ def test_missing_file(tmp_path, name):
     )
 
 
-@pytest.mark.parametrize("name", ["data.csv", "data.json", "data"])
+@pytest.mark.parametrize("name", ["data.txt", "data"])
 def test_unknown_suffix(tmp_path, name):
     message = error_of(FileSource(str(tmp_path / name)))
     assert name in message

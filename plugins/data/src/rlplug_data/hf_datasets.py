@@ -28,14 +28,16 @@ class HFDatasetSource(PromptSource):
         path: Name on the Hugging Face Hub, a folder written by ``save_to_disk``, or a folder of data files.
         name: Configuration of the dataset, such as ``main`` of ``openai/gsm8k``.
         split: Split to read.
-        prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``.
+        prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``. Here and below,
+            ``reward_model.ground_truth`` is the column ``ground_truth`` inside ``reward_model``.
         answer_key: Column with the reference answer. The default may be absent, and answers are then ``None``; a
             column that you name must be there.
         limit: Read only this many rows from the start; by default all.
         columns: New names of columns, by their names, such as ``{question: prompt, solution: answer}``; every other
             option uses the new names, and rewards find the rest in ``metadata`` by them.
         template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
-            ``prompt_key``; ``{{`` and ``}}`` are braces.
+            ``prompt_key``; ``{{`` and ``}}`` are braces. A list has a line for each item, and with
+            ``{choices:letters}`` its letter in front: ``A. sky``.
         system_prompt: System message in front of each prompt of this source, which becomes chat messages.
         streaming: Read the rows of ``data.train`` while training, without downloading or indexing the data set first;
             it needs ``model.num_steps``.
