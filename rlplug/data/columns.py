@@ -122,7 +122,8 @@ class Columns:
                 continue
             value = fields[name]
             items = value if isinstance(value, list) else [value]
-            if not items or not all(isinstance(item, str | int | float) for item in items):
+            # NaN, which pandas has for a gap, is no number
+            if not items or not all(isinstance(item, str | int | float) and item == item for item in items):
                 raise ConfigError(
                     f"{where}: {name!r} is {safe_repr(value)}, and template takes text, a number or a list of them "
                     "from it: correct the record or the template."

@@ -78,6 +78,7 @@ def test_columns_template_and_system_prompt(tmp_path):
         ({"columns": {"qestion": "prompt"}}, "has no field 'qestion'; .*, correct columns;"),
         ({"columns": {"question": "messages"}}, "has a column 'messages', and columns gives another one that name"),
         ({"template": "{messages}"}, "'messages' is .*, and template takes text, a number or a list"),
+        ({"template": "{gap}"}, "'gap' is nan, and template takes text, a number or a list"),
         ({"template": "{question:letters}"}, "puts letters in front of its items: give a list of at most 26"),
         ({"template": "{many:letters}"}, "give a list of at most 26"),
         ({"answer_key": "judge.thruth"}, "its fields are judge.truth, judge.style. Did you mean 'judge.truth'"),
@@ -92,7 +93,8 @@ def test_columns_template_and_system_prompt(tmp_path):
     ],
 )
 def test_columns_and_templates_that_do_not_fit_are_refused(tmp_path, options, message):
-    record = {"question": "1 + 1", "messages": CHAT, "judge": {"truth": "2", "style": "rule"}, "many": [*range(27)]}
+    judge = {"truth": "2", "style": "rule"}
+    record = {"question": "1 + 1", "messages": CHAT, "judge": judge, "many": [*range(27)], "gap": float("nan")}
     file = write_jsonl(tmp_path / "a.jsonl", [record])
     with pytest.raises(ConfigError, match=message):
         list(FileSource(file, **options).rows())
