@@ -107,9 +107,10 @@ class PassRates:
         Raises:
             ConfigError: It has another form, or its rates are no shares.
         """
-        rates = state.get("rates") if isinstance(state, Mapping) else None
+        saved: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
+        rates: Any = saved.get("rates")
         is_right = isinstance(rates, torch.Tensor) and rates.shape == self._rates.shape and rates.dtype == torch.float32
-        if not is_right or not isinstance(state.get("turn"), int) or bool(((rates < 0) | (rates > 1)).any()):
+        if not is_right or not isinstance(saved.get("turn"), int) or bool(((rates < 0) | (rates > 1)).any()):
             raise ConfigError(
                 "The checkpoint's pass rates of PassRateCurriculum are damaged: resume from another checkpoint."
             )
