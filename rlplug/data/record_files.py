@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +13,6 @@ from rlplug.errors import ConfigError
 
 Records = Iterator[tuple[int, Mapping[str, Any]]]
 """Numbers of rows, counted from 1, and their columns."""
-
-_WHOLE: Final = re.compile(r"0|-?[1-9]\d{0,17}")
-_GAPS: Final = {"", "NaN", "nan"}
-"""What pandas writes, or may be told to write, for a number that is missing."""
 
 
 def read_records(path: Path) -> Records:
@@ -88,68 +81,10 @@ def _as_object(fields: Any, where: str, rule: str) -> Mapping[str, Any]:
     )
 
 
-def _read_csv(path: Path, delimiter: str = ",") -> Records:
-    """Yield the line at which a row begins, and its columns by the header; an empty field is ``None``.
+def _read_csv(path: Path) -> Records:
+    from rlplug.data.csv_files import read_csv
 
-    A column is of numbers where that loses nothing: each field is written as Python writes the number, so that 007 and
-    1.50 stay text.
-    """
-    rows = _csv_rows(path, delimiter)
-    _, header = next(rows, (1, []))
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise ConfigError(f"{path}:1 has two columns {twice[0]!r}: give each a name of its own.")
-    texts: set[str] = set()
-    for line, fields in rows:
-        if len(fields) != len(header):
-            raise ConfigError(
-                f"{path}:{line} has {len(fields)} fields, and the first line names {len(header)}: correct that row; a "
-                'field with the delimiter, a quote or a line end stands in "quotes".'
-            )
-        texts |= {name for name, field in zip(header, fields, strict=True) if isinstance(_number(field), str)}
-    for line, fields in itertools.islice(_csv_rows(path, delimiter), 1, None):
-        yield (
-            line,
-            {
-                name: (field or None) if name in texts else _number(field)
-                for name, field in zip(header, fields, strict=True)
-            },
-        )
-
-
-def _number(field: str) -> int | float | str | None:
-    """Return the number that a field is, ``None`` for a gap, or else the field."""
-    if field in _GAPS:
-        return None
-    if _WHOLE.fullmatch(field):
-        return int(field)
-    try:
-        number = float(field)
-    except ValueError:
-        return field
-    return number if math.isfinite(number) and repr(number) == field else field
-
-
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line at which a row begins, and its fields; blank lines are skipped."""
-
-    def lines() -> Iterator[str]:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise ConfigError(f"{path}:{number} is not UTF-8: {error}.") from error
-
-    csv.field_size_limit(2**31 - 1)  # its default, 131,072 characters, is less than a long prompt
-    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
-    start = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield start, fields
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise ConfigError(f"{path}:{start} is not CSV: {error}.") from error
+    return read_csv(path, "\t" if path.suffix.lower() == ".tsv" else ",")
 
 
 def _read_parquet(path: Path) -> Records:
@@ -170,7 +105,7 @@ READERS: Final[Mapping[str, Callable[[Path], Records]]] = {
     ".ndjson": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".tsv": lambda path: _read_csv(path, "\t"),
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
 """Readers by the ending of a file's name, in small letters."""
