@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -20,8 +20,6 @@ from rlplug.data.sources import PromptSource, TrainingRows, read_rows
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 from rlplug.types.ranges import Seed, Tokens, check_ranges
-
-_Kind = TypeVar("_Kind")
 
 
 class PromptDataModule(LightningDataModule):
@@ -115,7 +113,8 @@ class PromptDataModule(LightningDataModule):
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
         trained = None
         if stage == "fit":
-            trained = _returned(self.train, "for_training", self.train.for_training("data.train"), TrainingRows)
+            trained = self.train.for_training("data.train")
+            _check_returned(self.train, "for_training", trained, TrainingRows)
         known = [] if trained is None else trained.known
         val = [] if self.val is None else read_rows("data.val", self.val)
         all_rows = [*known, *val]
@@ -124,8 +123,8 @@ class PromptDataModule(LightningDataModule):
         self.val_prompts = encoder.usable("data.val", val) if val else []
         self._count("val", val, self.val_prompts)
         if trained is not None:
-            stream = trained.prompts(encoder, self.shuffle, self.seed)
-            self._train_stream = _returned(trained, "prompts", stream, TrainingPrompts)
+            self._train_stream = trained.prompts(encoder, self.shuffle, self.seed)
+            _check_returned(trained, "prompts", self._train_stream, TrainingPrompts)
             prompts = [*self._train_stream.by_uid.values()]
             self._count("train", known, prompts)
             _warn_of_overlap(prompts, self.val_prompts)
@@ -191,12 +190,11 @@ class Ticks:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
 
 
-def _returned(owner: object, method: str, found: Any, kind: type[_Kind]) -> _Kind:
-    """Return what a method of ``data.train`` has returned, if it is of the kind that the method says."""
-    if isinstance(found, kind):
-        return found
-    wrong = type(found).__name__
-    raise ConfigError(f"data.train: {type(owner).__name__}.{method} returned {wrong}: return {kind.__name__}.")
+def _check_returned(owner: object, method: str, found: object, kind: type[Any]) -> None:
+    """Refuse what a method of ``data.train`` has returned, if it is not of the kind that the method says."""
+    if not isinstance(found, kind):
+        wrong = type(found).__name__
+        raise ConfigError(f"data.train: {type(owner).__name__}.{method} returned {wrong}: return {kind.__name__}.")
 
 
 def _warn_of_overlap(train: Sequence[Prompt], val: Sequence[Prompt]) -> None:
