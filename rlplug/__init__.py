@@ -11,7 +11,6 @@ from rlplug.late_names import late_names
 
 if TYPE_CHECKING:
     from rlplug.data.datamodule import PromptDataModule as PromptDataModule
-    from rlplug.data.hf_datasets import HFDatasetSource as HFDatasetSource
     from rlplug.data.sources import FileSource as FileSource
     from rlplug.interfaces.trainer import ModelConfig as ModelConfig
     from rlplug.module import RLModule as RLModule
@@ -28,7 +27,6 @@ _LATE = {
     "FileSource": "data.sources",
     "FitResult": "training_run",
     "FunctionReward": "rewards.function",
-    "HFDatasetSource": "data.hf_datasets",
     "ModelConfig": "interfaces.trainer",
     "PromptDataModule": "data.datamodule",
     "RLModule": "module",

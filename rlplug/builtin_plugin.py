@@ -41,12 +41,6 @@ def rlplug_register_rewards(registry: Registry) -> None:
 
 
 @hookimpl
-def rlplug_register_classes(registry: Registry) -> None:
-    for place in ("hf_datasets:HFDatasetSource", "mixture:MixtureSource"):
-        registry.add("classes", f"rlplug.data.{place}")
-
-
-@hookimpl
 def rlplug_sync_weights(engine: RolloutEngine, buckets: Iterable[Bucket], version: int) -> SyncReport:
     return engine.update_weights(buckets, version)
 

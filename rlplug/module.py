@@ -17,6 +17,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from numpy.typing import NDArray
 
 from rlplug.config import RunConfig
+from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
@@ -129,8 +130,6 @@ class RLModule(RunModule):
         stream = self.data.train_stream
         prompts = stream.take(self.groups.num_prompts_wanted(rollout))
         if stream.num_prompts is None:  # each rank has read them anew, perhaps from a server
-            from rlplug.data.streaming import require_same_prompts
-
             require_same_prompts(prompts, self.strategy.gather, self.step)
         return prompts
 

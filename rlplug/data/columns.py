@@ -21,11 +21,15 @@ Messages = list[dict[str, str]]
 class Columns:
     """Rules by which a record becomes a prompt, an answer and metadata.
 
+    A name with dots that no column has is that of a value inside one: ``reward_model.ground_truth``, or
+    ``choices.0`` of a list.
+
     Args:
         prompt_key: Column with the prompt, text or messages, unless there is a template.
         answer_key: Column with the answer; the default may be absent.
         renamed: New names of columns by their names; what follows uses the new ones.
-        template: Text of the prompt, with columns in braces; ``{{`` and ``}}`` are braces.
+        template: Text of the prompt, with columns in braces; ``{{`` and ``}}`` are braces. ``{choices:letters}`` puts
+            a letter in front of each item of a list.
         system_prompt: System message in front of the prompt, which becomes messages.
 
     Raises:
@@ -44,7 +48,7 @@ class Columns:
                 f"data source template makes the prompt, and prompt_key is {self.prompt_key!r}: drop one of them, or "
                 f"write {{{self.prompt_key}}} in the template."
             )
-        if self.template is not None and not any(name for _, name in self._parts):
+        if self.template is not None and not any(name for _, name, _ in self._parts):
             raise ConfigError(
                 f"data source template {safe_repr(self.template)} names no column: write one in braces, such as "
                 "{question}."
@@ -61,17 +65,16 @@ class Columns:
             ConfigError: A column is absent or has a value of another form; the message names it.
         """
         fields = self._rename(record, where, is_first)
-        for name, fix in self._needed.items():
-            _require(fields, name, where, fix, is_first)
+        needed = {name: _value_of(fields, name, where, fix, is_first) for name, fix in self._needed.items()}
         if self.template is None:
-            prompt = _prompt(fields[self.prompt_key], where, self.prompt_key)
+            prompt = _prompt(needed[self.prompt_key], where, self.prompt_key)
             used = {self.prompt_key, self.answer_key}
         else:
-            prompt, used = self._fill(fields, where), {self.answer_key}
+            prompt, used = self._fill(needed, where), {self.answer_key}
         if self.system_prompt is not None:
             prompt = self._with_system_prompt(prompt, where)
         metadata = {name: value for name, value in fields.items() if name not in used}
-        return prompt, fields.get(self.answer_key), metadata
+        return prompt, needed.get(self.answer_key, fields.get(self.answer_key)), metadata
 
     @cached_property
     def _needed(self) -> dict[str, str]:
@@ -79,24 +82,23 @@ class Columns:
         needed = {} if self.answer_key == DEFAULT_ANSWER_KEY else {self.answer_key: "set answer_key to one of them"}
         if self.template is None:
             return {**needed, self.prompt_key: "set prompt_key to one of them"}
-        return needed | {name: "correct the template" for _, name in self._parts if name is not None}
+        return needed | {name: "correct the template" for _, name, _ in self._parts if name is not None}
 
     def _rename(self, record: Mapping[str, Any], where: str, is_first: bool) -> Mapping[str, Any]:
         if not self.renamed:
             return record
-        for name in self.renamed:
-            _require(record, name, where, "correct columns", is_first)
+        found = {new: _value_of(record, name, where, "correct columns", is_first) for name, new in self.renamed.items()}
         kept = record.keys() - self.renamed.keys()
         if taken := sorted(kept & set(self.renamed.values())):
             raise ConfigError(
                 f"{where} has a column {taken[0]!r}, and columns gives another one that name: give it another name, or "
                 f"rename {taken[0]!r} too."
             )
-        return {self.renamed.get(name, name): value for name, value in record.items()}
+        return {name: value for name, value in record.items() if name in kept} | found
 
     @cached_property
-    def _parts(self) -> list[tuple[str, str | None]]:
-        """Return the pieces of the template: text, and the column behind it, or ``None`` at the end."""
+    def _parts(self) -> list[tuple[str, str | None, bool]]:
+        """Return the pieces of the template: text, the column behind it or ``None``, and if it has letters."""
         try:
             found = list(string.Formatter().parse(self.template or ""))
         except ValueError as error:
@@ -104,26 +106,35 @@ class Columns:
                 f"data source template {safe_repr(self.template)}: {error}. Braces that are text are {{{{ and }}}}."
             ) from None
         for _, name, specification, conversion in found:
-            if name is not None and (not name or specification or conversion):
+            if name is not None and (not name or specification not in ("", "letters") or conversion):
                 raise ConfigError(
                     f"data source template {safe_repr(self.template)} has {{{name}}} with something other than a name "
-                    "of a column: write {question}, and {{ and }} for braces that are text."
+                    "of a column: write {question}, {choices:letters} for a list with letters, and {{ and }} for "
+                    "braces that are text."
                 )
-        return [(text, name) for text, name, _, _ in found]
+        return [(text, name, specification == "letters") for text, name, specification, _ in found]
 
     def _fill(self, fields: Mapping[str, Any], where: str) -> str:
         texts = []
-        for text, name in self._parts:
+        for text, name, has_letters in self._parts:
             texts.append(text)
             if name is None:
                 continue
             value = fields[name]
-            if not isinstance(value, str | int | float):
+            items = value if isinstance(value, list) else [value]
+            # NaN, which pandas has for a gap, is no number
+            if not items or not all(isinstance(item, str | int | float) and item == item for item in items):
                 raise ConfigError(
-                    f"{where}: {name!r} is {safe_repr(value)}, and template takes text or a number from it: correct "
-                    "the record or the template."
+                    f"{where}: {name!r} is {safe_repr(value)}, and template takes text, a number or a list of them "
+                    "from it: correct the record or the template."
                 )
-            texts.append(str(value))
+            if has_letters and (not isinstance(value, list) or len(value) > len(string.ascii_uppercase)):
+                raise ConfigError(
+                    f"{where}: {name!r} is {safe_repr(value)}, and template puts letters in front of its items: give a "
+                    "list of at most 26, or leave out :letters."
+                )
+            letters = [f"{letter}. " for letter in string.ascii_uppercase] if has_letters else [""] * len(items)
+            texts.append("\n".join(f"{letter}{item}" for letter, item in zip(letters, items, strict=False)))
         return "".join(texts)
 
     def _with_system_prompt(self, prompt: str | Messages, where: str) -> Messages:
@@ -134,16 +145,32 @@ class Columns:
         return [{"role": "system", "content": self.system_prompt}, *messages]
 
 
-def _require(fields: Mapping[str, Any], name: str, where: str, fix: str, is_first: bool) -> None:
+def _value_of(fields: Mapping[str, Any], name: str, where: str, fix: str, is_first: bool) -> Any:
+    """Return the column of that name, or the value inside one.
+
+    Raises:
+        ConfigError: There is none; the message names what is there.
+    """
     if name in fields:
-        return
-    there = encodable(", ".join(map(str, fields))[:500]) or "none"
+        return fields[name]
+    value: Any = fields
+    gone = ""
+    for part in name.split("."):
+        inner = dict(zip(map(str, range(len(value))), value, strict=True)) if isinstance(value, list) else value
+        if not isinstance(inner, Mapping) or part not in inner:
+            break
+        value, gone = inner[part], f"{gone}{part}."
+    else:
+        return value
+    there = [f"{gone}{key}" for key in inner] if isinstance(inner, Mapping) else [gone.removesuffix(".")]
+    listed = encodable(", ".join(there)[:500]) or "none"
     if not is_first:
         raise ConfigError(
-            f"{where} has no field {name!r}, and the rows before it have one; its fields are {there}: correct that row."
+            f"{where} has no field {name!r}, and the rows before it have one; its fields are {listed}: correct that "
+            "row."
         )
     raise ConfigError(
-        f"{where} has no field {name!r}; its fields are {there}.{did_you_mean(name, fields)} If all rows are like "
+        f"{where} has no field {name!r}; its fields are {listed}.{did_you_mean(name, there)} If all rows are like "
         f"that, {fix}; else correct that row."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,11 +13,10 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
-from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
-from rlplug.data.rows import PromptRow, PromptSource, RowStream, of_part
-from rlplug.data.sources import read_rows, where
+from rlplug.data.prompt_stream import TrainingPrompts
+from rlplug.data.rows import PromptRow
+from rlplug.data.sources import PromptSource, TrainingRows, read_rows
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 from rlplug.types.ranges import Seed, Tokens, check_ranges
@@ -41,7 +41,6 @@ class PromptDataModule(LightningDataModule):
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
         shuffle: Draw a new order of the training prompts for each epoch.
         seed: Seed of these orders; 0 follows ``seed_everything``.
-        curriculum: Draw training prompts by their pass rate; by default each is drawn once an epoch.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class PromptDataModule(LightningDataModule):
         too_long: Literal["filter", "refuse"] = "refuse",
         shuffle: bool = True,
         seed: Seed = 0,
-        curriculum: PassRateCurriculum | None = None,
     ) -> None:
         super().__init__()
         if system_prompt is not None and chat is False:
@@ -67,7 +65,6 @@ class PromptDataModule(LightningDataModule):
         self.too_long = too_long
         self.shuffle = shuffle
         self.seed = seed
-        self.curriculum = curriculum
         check_ranges(self, "data")
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
@@ -112,101 +109,37 @@ class PromptDataModule(LightningDataModule):
         Raises:
             ConfigError: The prompts cannot be used as configured; the message names the key and the fix.
         """
-        sources = {"train": self.train} if stage == "fit" else {}
-        if self.val is not None:
-            sources["val"] = self.val
-        elif stage == "validate":
+        if self.val is None and stage == "validate":
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
-        streams = self._open_streams() if stage == "fit" else {}
-        rows = {
-            split: read_rows(split, source, streams if split == "train" else ()) for split, source in sources.items()
-        }
-        all_rows = [row for _, head in streams.values() for row in head]
-        all_rows += [row for part in rows.values() for row in part]
+        trained = None
+        if stage == "fit":
+            trained = self.train.for_training("data.train")
+            _check_returned(self.train, "for_training", trained, TrainingRows)
+        known = [] if trained is None else trained.known
+        val = [] if self.val is None else read_rows("data.val", self.val)
+        all_rows = [*known, *val]
         encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
-        prompts = {split: self._prompts(encoder, split, part) for split, part in rows.items()}
-        self.val_prompts = prompts.get("val", [])
-        if "train" in prompts:
-            _warn_of_overlap(prompts["train"], self.val_prompts)
-            parts = {name: self._streamed(encoder, name, *stream) for name, stream in streams.items()}
-            self._train_stream = self._make_stream(prompts["train"], parts)
+        self.val_prompts = encoder.usable("data.val", val) if val else []
+        self._count("val", val, self.val_prompts)
+        if trained is not None:
+            self._train_stream = trained.prompts(encoder, self.shuffle, self.seed)
+            _check_returned(trained, "prompts", self._train_stream, TrainingPrompts)
+            prompts = [*self._train_stream.by_uid.values()]
+            self._count("train", known, prompts)
+            _warn_of_overlap(prompts, self.val_prompts)
             if self._early_state:
                 self._train_stream.load_state_dict(self._early_state)
         self._stage, self._early_state = stage, {}
 
-    def _open_streams(self) -> dict[str, tuple[RowStream, list[PromptRow]]]:
-        """Return the parts of the training source that are streamed, by name, and the first rows of each."""
-        streams = {}
-        for name, part in self.train.parts().items():
-            if (stream := part.stream()) is not None:
-                if self.curriculum is not None:
-                    raise ConfigError(
-                        f"data.curriculum draws prompts again by their pass rate, and {where('train', name)} streams, "
-                        "which keeps none: drop one of them."
-                    )
-                from rlplug.data.streaming import read_head
-
-                streams[name] = stream, [of_part(row, name) for row in read_head(stream, where("train", name))]
-        return streams
-
-    def _make_stream(self, prompts: Sequence[Prompt], streamed: Mapping[str, TrainingPrompts]) -> TrainingPrompts:
-        """Return the training prompts in the order in which they are drawn."""
-        streams: dict[str, TrainingPrompts] = {}
-        for name in self.train.parts():
-            own = [prompt for prompt in prompts if prompt.source == name]
-            streams[name] = streamed.get(name) or self._finite(name, own)
-        if not self.train.weights:
-            return streams[""]
-        from rlplug.data.mixture import MixedPrompts, warn_of_duplicates
-
-        warn_of_duplicates(streams)
-        return MixedPrompts(streams, self.train.weights)
-
-    def _finite(self, name: str, prompts: Sequence[Prompt]) -> PromptStream:
-        seed, options = self._seed_of(name), self.curriculum
-        if options is None:
-            return PromptStream(prompts, self.shuffle, seed)
-        from rlplug.data.pass_rates import PassRates
-
-        return PromptStream(prompts, self.shuffle, seed, PassRates(options, len(prompts), seed))
-
-    def _seed_of(self, name: str) -> int | str:
-        """Return the seed of a source's order: of its own, or sources of one size would have the same order."""
-        return f"{self.seed}/{name}" if name else self.seed
-
-    def _streamed(
-        self, encoder: PromptEncoder, name: str, rows: RowStream, head: Sequence[PromptRow]
-    ) -> TrainingPrompts:
-        limit, _ = encoder.limit()
-
-        def encode(rows: Sequence[PromptRow]) -> list[Prompt]:
-            named = [of_part(row, name) if row.source != name else row for row in rows]
-            prompts = encoder.encode("train", named)
-            short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
-            return short if self.too_long == "filter" else encoder.keep("train", prompts)
-
-        encoder.check(where("train", name), encode(head))
-        from rlplug.data.streaming import StreamedPrompts
-
-        return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), where("train", name))
-
-    def _prompts(self, encoder: PromptEncoder, split: str, rows: Sequence[PromptRow]) -> list[Prompt]:
-        """Return the prompts of ``rows`` that are kept, and count them."""
-        if not rows:  # all are streamed
-            return []
-        prompts = encoder.encode(split, rows)
-        kept = encoder.keep(split, prompts)
-        for source in dict.fromkeys(["", *(prompt.source for prompt in prompts)]):
-            num_read, num_kept = (sum(source in ("", each.source) for each in part) for part in (prompts, kept))
-            self.counts[f"{split}/{source}" if source else split] = {
-                "read": num_read,
-                "too_long": num_read - num_kept,
-                "kept": num_kept,
-            }
-        for source in dict.fromkeys(prompt.source for prompt in kept):
-            encoder.check(where(split, source), [prompt for prompt in kept if prompt.source == source])
-        return kept
+    def _count(self, split: str, rows: Sequence[PromptRow], prompts: Sequence[Prompt]) -> None:
+        """Count the rows and the prompts of each source; a streamed one has no prompts yet and is left out."""
+        kept = Counter(prompt.source for prompt in prompts)
+        read = Counter(row.source for row in rows if row.source in kept)
+        for source in ["", *filter(None, kept)] if kept else []:
+            num_read, num_kept = (counts[source] if source else counts.total() for counts in (read, kept))
+            counts = {"read": num_read, "too_long": num_read - num_kept, "kept": num_kept}
+            self.counts[f"{split}/{source}" if source else split] = counts
 
     def train_dataloader(self) -> Ticks:
         """Return endless ticks: the RL loop takes its prompts from ``train_stream`` and stops by itself."""
@@ -255,6 +188,13 @@ class Ticks:
 
     def __iter__(self) -> Iterator[Tensor]:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
+
+
+def _check_returned(owner: object, method: str, found: object, kind: type[Any]) -> None:
+    """Refuse what a method of ``data.train`` has returned, if it is not of the kind that the method says."""
+    if not isinstance(found, kind):
+        wrong = type(found).__name__
+        raise ConfigError(f"data.train: {type(owner).__name__}.{method} returned {wrong}: return {kind.__name__}.")
 
 
 def _warn_of_overlap(train: Sequence[Prompt], val: Sequence[Prompt]) -> None:

@@ -43,6 +43,7 @@ class PromptEncoder:
         too_long: ``data.too_long``.
 
     Attributes:
+        too_long: ``data.too_long``.
         renders_chat: Whether prompts are rendered with the chat template.
         template_tools: JSON schemas of the environment's tools when the chat template presents them, else empty.
 
@@ -61,12 +62,22 @@ class PromptEncoder:
     ) -> None:
         self._rules = rules
         self._chat, self._system_prompt = chat, system_prompt
-        self._max_prompt_tokens, self._too_long = max_prompt_tokens, too_long
+        self._max_prompt_tokens, self.too_long = max_prompt_tokens, too_long
         self.renders_chat = self._wants_chat(rows)
         self.template_tools: Sequence[Mapping[str, Any]] = ()
         self._instructions = self._present_tools()
 
-    def encode(self, split: str, rows: Sequence[PromptRow]) -> list[Prompt]:
+    def usable(self, key: str, rows: Sequence[PromptRow]) -> list[Prompt]:
+        """Return the rows as prompts that are short enough, and that every reward can score.
+
+        Raises:
+            ConfigError: A row makes no such prompt; the message begins with the source's key.
+        """
+        prompts = self.keep(key, self.encode(key, rows))
+        self.check(key, prompts)
+        return prompts
+
+    def encode(self, key: str, rows: Sequence[PromptRow]) -> list[Prompt]:
         """Return rows as prompts, of any length.
 
         Raises:
@@ -87,10 +98,10 @@ class PromptEncoder:
             for row, text, ids, chat in zip(rows, texts, token_ids, messages, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
-            raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
+            raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         return prompts
 
-    def keep(self, split: str, prompts: list[Prompt]) -> list[Prompt]:
+    def keep(self, key: str, prompts: list[Prompt]) -> list[Prompt]:
         """Return the prompts that are short enough, or refuse those that are not, as ``data.too_long`` says.
 
         Raises:
@@ -102,9 +113,9 @@ class PromptEncoder:
         if len(kept) == len(prompts):
             return prompts
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-        count = f"data.{split}: {num_filtered} of {len(prompts)} prompts are longer than {limit} tokens"
+        count = f"{key}: {num_filtered} of {len(prompts)} prompts are longer than {limit} tokens"
         details = f"{reason}; the longest, {longest.uid!r}, has {len(longest.token_ids)}."
-        if self._too_long == "refuse":
+        if self.too_long == "refuse":
             raise ConfigError(f"{count}, {details} Or set data.too_long to filter, which leaves such prompts out.")
         if not kept:
             raise ConfigError(f"{count}, so data.too_long: filter leaves none. The limit is {details}")

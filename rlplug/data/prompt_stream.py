@@ -7,18 +7,14 @@ import json
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RunError
 from rlplug.types import Prompt, Sample
-
-if TYPE_CHECKING:
-    from rlplug.data.pass_rates import PassRates
 
 _CHANGES: Final = {
     "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",
@@ -84,16 +80,9 @@ class PromptStream(TrainingPrompts):
         prompts: Prompts of one epoch; at least one.
         shuffle: Draw a new order for each epoch; otherwise keep the order of ``prompts``.
         seed: Seed that determines each epoch's order, together with the epoch's number.
-        pass_rates: Decide which prompts are left out of an epoch; by default none is.
     """
 
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        shuffle: bool = True,
-        seed: int | str = 0,
-        pass_rates: PassRates | None = None,
-    ) -> None:
+    def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int | str = 0) -> None:
         assert prompts, "a stream without prompts would never return from take"
         self.epoch = 0
         """Epoch of the next prompt."""
@@ -103,7 +92,6 @@ class PromptStream(TrainingPrompts):
         self._shuffle = shuffle
         self._seed = seed
         self._order = self._epoch_order()
-        self._pass_rates = pass_rates
         self._fingerprint = fingerprint(self._prompts) | {"shuffle": shuffle, "seed": seed if shuffle else None}
 
     def __len__(self) -> int:
@@ -128,8 +116,6 @@ class PromptStream(TrainingPrompts):
         while len(taken) < num_prompts:
             end = min(len(self), self.position + num_prompts - len(taken))
             indices = self._order[self.position : end]
-            if self._pass_rates is not None:
-                indices = [index for index in indices if self._pass_rates.accepts(index, self.epoch)]
             taken += [self._prompts[index] for index in indices]
             self.position = end
             if end == len(self):
@@ -137,21 +123,9 @@ class PromptStream(TrainingPrompts):
                 self._order = self._epoch_order()
         return taken
 
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        return {prompt.uid: index for index, prompt in enumerate(self._prompts)}
-
-    def observe(self, samples: Sequence[Sample], gather_arrays: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-        if self._pass_rates is not None:
-            self._pass_rates.observe(samples, self._index_of, gather_arrays)
-
-    def metrics(self) -> dict[str, float]:
-        return {} if self._pass_rates is None else self._pass_rates.metrics()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and a fingerprint of the arguments, as plain data; with a curriculum its pass rates."""
-        pass_rates = {} if self._pass_rates is None else {"pass_rates": self._pass_rates.state_dict()}
-        return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint), **pass_rates}
+        """Return the position and a fingerprint of the arguments, as plain data."""
+        return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position.
@@ -162,8 +136,8 @@ class PromptStream(TrainingPrompts):
         saved = state["fingerprint"]
         if not _CHANGES.keys() <= saved.keys():
             raise ConfigError(
-                "The checkpoint was written with prompts of a mixture or of a streamed source in data.train: name that "
-                "source again, or start a new run from its weights."
+                "The checkpoint was written with another kind of source in data.train, such as a mixture or one that "
+                "streams: name that source again, or start a new run from its weights."
             )
         changed = [key for key in _CHANGES if saved[key] != self._fingerprint[key]]
         if changed:
@@ -180,13 +154,8 @@ class PromptStream(TrainingPrompts):
                 "data.train has other answers or metadata than when the checkpoint was written: rewards use the new "
                 "ones from here on."
             )
-        pass_rates = state.get("pass_rates")
-        if self._pass_rates is not None:
-            if pass_rates is not None:
-                self._pass_rates.check_state(pass_rates)
-            self._pass_rates.load_state_dict(pass_rates)
-        elif pass_rates is not None:
-            rank_zero_warn("data.curriculum is not set, and the checkpoint's pass rates are left out.")
+        if unused := sorted(state.keys() - {"epoch", "position", "fingerprint"}):
+            rank_zero_warn(f"data.train does not use the checkpoint's {', '.join(unused)} any more: left out.")
         self.epoch, self.position = state["epoch"], state["position"]
         self._order = self._epoch_order()
 
@@ -209,6 +178,19 @@ def fingerprint(prompts: Sequence[Prompt]) -> dict[str, Any]:
         answers.update(_as_json([prompt.answer, dict(prompt.metadata)]).encode())
     hashes = {"uids": uids.hexdigest(), "token_ids": token_ids.hexdigest(), "answers": answers.hexdigest()}
     return {"num_prompts": len(prompts), **hashes}
+
+
+def require_same_prompts(prompts: Sequence[Prompt], gather: Callable[[list[Any]], list[Any]], step: int) -> None:
+    """Check that all ranks have read the same prompts. Collective.
+
+    Raises:
+        RunError: They have not.
+    """
+    if len(set(gather([fingerprint(prompts)["token_ids"]]))) > 1:
+        raise RunError(
+            f"step {step}: the ranks read different prompts from data.train: it changed while it was read, or is not "
+            "the same on all hosts. Resume with data that stay as they are."
+        )
 
 
 def _as_json(value: Any) -> str:

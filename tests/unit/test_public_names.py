@@ -38,7 +38,7 @@ PUBLIC = {
     # launchers
     "rlplug_launch.processes",
 }
-FORMER_PARTS = {"async", "devkit", "engines", "eval", "launch", "plan", "rewards", "sandbox", "watch"}
+FORMER_PARTS = {"async", "data", "devkit", "engines", "eval", "launch", "plan", "rewards", "sandbox", "watch"}
 """Plugins that were rooms of the core. They are released with it at one version, and import other modules of it too,
 which may change with each release; anybody may, and nobody is promised anything."""
 FACES = (

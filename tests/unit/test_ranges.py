@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from rlplug.config import Limits, RunConfig
-from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
 from rlplug.distributed.checkpoint import RLCheckpoint
@@ -35,7 +34,6 @@ MADE_WITH: dict[type, dict[str, Any]] = {
     LoRAConfig: {},
     ModelConfig: {"path": "x"},
     PartialRollout: {},
-    PassRateCurriculum: {},
     PromptDataModule: {"train": None},
     RLCheckpoint: {},
     RunConfig: {"policy": None, "algorithm": None, "optimizer": None},

@@ -14,8 +14,8 @@ from rlplug_devkit import (
     RewardConformance,
 )
 
-from rlplug.data.rows import RowStream
-from rlplug.data.sources import PromptRow, PromptSource
+from rlplug.data.prompt_stream import PromptStream
+from rlplug.data.sources import AllRows, PromptRow, PromptSource
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, Reward, StepResult
 from rlplug.types import Prompt, RewardError, Sample
@@ -303,29 +303,20 @@ class KeepsItsPlace(Rows):
 
 
 class ForgetsItsPlace(Rows):
-    """A streamed source whose saved place is the beginning."""
+    """A source whose training prompts begin anew, whatever place was saved."""
 
-    def stream(self) -> RowStream:
-        return StreamWithoutPlace(self)
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return RowsWithoutPlace(self, key, name)
 
 
-class StreamWithoutPlace(RowStream):
-    def __init__(self, source: Rows) -> None:
-        self.source = source
-        self.begin(None)
+class RowsWithoutPlace(AllRows):
+    def prompts(self, encoder: Any, shuffle: bool, seed: int | str) -> PromptStream:
+        return PromptsWithoutPlace(encoder.usable("data.train", self.known), shuffle, seed)
 
-    def begin(self, order: Any) -> None:
-        self.place, self.found = 0, iter(list(self.source.rows()))
 
-    def read(self) -> Any:
-        self.place += 1
-        return next(self.found, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
+class PromptsWithoutPlace(PromptStream):
     def load_state_dict(self, state: Any) -> None:
-        self.begin(None)
+        super().load_state_dict({**state, "epoch": 0, "position": 0})
 
 
 class ReturnsAList(Rows):

@@ -18,7 +18,6 @@ from rlplug_sandbox.tool_environment import ToolEnvironment
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
-from rlplug.data.hf_datasets import HFDatasetSource
 from rlplug.data.sources import FileSource, PromptSource
 from rlplug.interfaces import Environment, Reward
 from rlplug.rewards.function import FunctionReward
@@ -142,25 +141,6 @@ class TestFileSource(DataSourceConformance):
 
     def make_broken_source(self) -> PromptSource:
         return FileSource("no-such-file.jsonl")
-
-
-@pytest.mark.nightly
-class TestHFDatasetSource(DataSourceConformance):
-    @pytest.fixture(autouse=True)
-    def saved(self, tmp_path: Path) -> None:
-        datasets = pytest.importorskip("datasets")
-        rows = {"prompt": [f"{index}>" for index in range(9)], "answer": [str(index) for index in range(9)]}
-        self.folder = str(tmp_path / "saved")
-        datasets.Dataset.from_dict(rows).save_to_disk(self.folder)
-
-    def _subject(self) -> str:
-        return "HFDatasetSource"
-
-    def make_source(self) -> PromptSource:
-        return HFDatasetSource(self.folder)
-
-    def make_broken_source(self) -> PromptSource:
-        return HFDatasetSource(self.folder, split="no-such-split")
 
 
 @pytest.mark.nightly

@@ -49,7 +49,7 @@ CAUGHT_BY = {
         "OneUid": {"test_uids_are_unique"},
         "Shuffles": {"test_rows_repeat"},
         "KeepsItsPlace": {"test_readers_do_not_share_their_place"},
-        "ForgetsItsPlace": {"test_a_stream_goes_on_at_its_place"},
+        "ForgetsItsPlace": {"test_training_prompts_go_on_at_their_place"},
         "ReturnsAList": {"test_rows_are_read_when_they_are_asked_for"},
         "SeedsGlobally": {"test_global_random_generators_are_left_alone"},
         "RaisesKeyErrors": {"test_what_cannot_be_read_is_a_configuration_error"},

@@ -31,7 +31,7 @@ SHORT_KEYS: Final[Mapping[str, str]] = {
 FLAGS: Final[Mapping[str, Sequence[str]]] = {"--verbose": ("--run.verbose", "true")}
 """Options of the command line without a value, and what they stand for."""
 
-_DATA_FILE: Final = re.compile(r".*\.(jsonl|parquet|json|csv|txt|arrow)", re.IGNORECASE)
+_DATA_FILE: Final = re.compile(r".*\.(jsonl|ndjson|parquet|json|csv|tsv|txt|arrow)", re.IGNORECASE)
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*\.[a-z_]\w*")
 """An import path whose last name is that of a function: a class's begins with a capital letter."""
 

@@ -13,7 +13,7 @@ from unit.data.prompt_cases import ListSource, build_tokenizer, set_up, setup_er
 
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.prompt_encoder import PromptRules
-from rlplug.data.sources import FileSource
+from rlplug.data.sources import AllRows, FileSource
 from rlplug.errors import ConfigError
 from rlplug.rewards import FunctionReward
 
@@ -161,6 +161,18 @@ def test_fit_reads_each_source_once():
     data = set_up(PromptDataModule(train, val=val))
     assert [prompt.text for prompt in data.val_prompts] == ["c"]
     assert (train.num_reads, val.num_reads) == (1, 1)
+
+
+def test_a_source_that_gives_a_training_something_else_is_named(monkeypatch):
+    monkeypatch.setattr(ListSource, "for_training", lambda self, key: [])
+    assert "data.train: ListSource.for_training returned list: return TrainingRows" in setup_error(
+        PromptDataModule(ListSource("a"))
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(AllRows, "prompts", lambda self, *arguments: [])
+    assert "data.train: AllRows.prompts returned list: return TrainingPrompts" in setup_error(
+        PromptDataModule(ListSource("a"))
+    )
 
 
 def test_validate_does_not_read_training_prompts():

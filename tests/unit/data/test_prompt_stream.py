@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.data.prompt_stream import PromptStream
-from rlplug.errors import ConfigError
+from rlplug.data.prompt_stream import PromptStream, require_same_prompts
+from rlplug.errors import ConfigError, RunError
 from rlplug.types import Prompt
 
 
@@ -127,3 +127,10 @@ def test_seed_means_nothing_without_shuffle():
     other = PromptStream(numbered_prompts(5), shuffle=False, seed=1)
     other.load_state_dict(stream.state_dict())
     assert other.take(1)[0].uid == "p3"
+
+
+def test_ranks_that_read_different_prompts_end_the_run() -> None:
+    prompts = [Prompt("a", (1, 2), "")]
+    require_same_prompts(prompts, lambda items: items * 2, step=3)
+    with pytest.raises(RunError, match="step 3: the ranks read different prompts"):
+        require_same_prompts(prompts, lambda items: [*items, "other"], step=3)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.record_files import READERS
 from rlplug.errors import ConfigError
 from rlplug_eval.policies import split_name
 
 OWN: Final = ("val", "train")
 """Names of the sources of the configuration."""
-_SUFFIXES: Final = (".jsonl", ".parquet")
 
 
 def named_source(argument: str) -> dict[str, str]:
@@ -37,8 +37,8 @@ def require_source(argument: str, data: PromptDataModule) -> None:
     if argument in OWN or argument.startswith("{"):
         return
     path = Path(argument).expanduser()
-    if path.suffix not in _SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in READERS or not path.is_file():
         raise ConfigError(
-            f"--data {argument}: no {' or '.join(_SUFFIXES)} file has that name. Give such a file, {' or '.join(OWN)}, "
+            f"--data {argument}: no {' or '.join(READERS)} file has that name. Give such a file, {' or '.join(OWN)}, "
             "or {class_path: ..., init_args: ...}."
         )

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlplug.data.rows import PromptRow, PromptSource, optional_import
+from rlplug.data.rows import optional_import
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.types.ranges import Seed, Steps, check_ranges
 

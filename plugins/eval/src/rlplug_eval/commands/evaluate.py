@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SOURCE",
-        help="val (the default), train, a .jsonl or .parquet file, or {class_path: ..., init_args: ...}; NAME=SOURCE "
+        help="val (the default), train, a file of prompts, or {class_path: ..., init_args: ...}; NAME=SOURCE "
         "names it; several are evaluated one after another",
     )
     add("-n", "--samples", type=int, metavar="N", help="samples per prompt; default: model.validation.num_samples")

@@ -12,15 +12,13 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from rlplug_data.hf_datasets import HFDatasetSource
+from rlplug_data.mixture import MixtureSource, WeightedSource
 from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.data.hf_datasets import HFDatasetSource
-from rlplug.data.mixture import MixtureSource, WeightedSource
-from rlplug.data.streaming import require_same_prompts
 from rlplug.errors import ConfigError, RunError
-from rlplug.types import Prompt
 
 SHARDS = (7, 5, 1)
 LETTERS = "abcdefghijklm"
@@ -110,7 +108,7 @@ def test_data_that_changed_are_refused_and_change_nothing(tmp_path: Path) -> Non
 
 
 def test_data_that_changed_behind_the_head_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlplug.data.streaming.HEAD", 2)
+    monkeypatch.setattr("rlplug_data.streaming.HEAD", 2)
     first = set_up(make(write(tmp_path / "letters"), shuffle=False))
     texts(first, 9)
     state = first.state_dict()
@@ -146,10 +144,3 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         texts(set_up(make(folder, shuffle=False)), 13)
     datasets.Dataset.from_list([{"prompt": "a"}]).save_to_disk(tmp_path / "saved")
     assert "leave out streaming" in setup_error(make(tmp_path / "saved"))
-
-
-def test_ranks_that_read_different_prompts_end_the_run() -> None:
-    prompts = [Prompt("a", (1, 2), "")]
-    require_same_prompts(prompts, lambda items: items * 2, step=3)
-    with pytest.raises(RunError, match="step 3: the ranks read different prompts"):
-        require_same_prompts(prompts, lambda items: [*items, "other"], step=3)

@@ -7,16 +7,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from rlplug.data.prompt_stream import TrainingPrompts
-from rlplug.data.rows import PromptRow, PromptSource, of_part
+from rlplug.data.rows import of_part
+from rlplug.data.sources import PromptRow, PromptSource, TrainingRows
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt, Sample
 from rlplug.types.ranges import Range, check_ranges
+
+if TYPE_CHECKING:
+    from rlplug.data.prompt_encoder import PromptEncoder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -64,15 +68,43 @@ class MixtureSource(PromptSource):
             raise ConfigError("data source sources has none with a weight above 0: give at least one.")
         self._sources = {name: sources[name].source for name in self.weights}
 
-    def parts(self) -> Mapping[str, PromptSource]:
-        return self._sources
-
     def rows(self) -> Iterator[PromptRow]:
         for name, source in self._sources.items():
+            is_empty = True
             try:
-                yield from (of_part(row, name) for row in source.rows())
+                for row in source.rows():
+                    is_empty = False
+                    yield of_part(row, name)
             except ConfigError as error:
                 raise ConfigError(f"sources.{name}: {error}") from error
+            if is_empty:
+                raise ConfigError(f"sources.{name}: {type(source).__name__} has no prompts: give it at least one.")
+
+    def for_training(self, key: str, name: str = "") -> TrainingRows:
+        parts = {
+            part: source.for_training(f"{key}.init_args.sources.{part}.source", part)
+            for part, source in self._sources.items()
+        }
+        return MixedRows(parts, self.weights)
+
+
+class MixedRows(TrainingRows):
+    """Rows of several sources.
+
+    Args:
+        parts: Those of each source, by its name.
+        weights: Weight of each, above 0.
+    """
+
+    def __init__(self, parts: Mapping[str, TrainingRows], weights: Mapping[str, float]) -> None:
+        self._parts, self._weights = parts, weights
+        self.known = [row for part in parts.values() for row in part.known]
+
+    def prompts(self, encoder: PromptEncoder, shuffle: bool, seed: int | str) -> MixedPrompts:
+        # a seed for each: sources of one size would have the same order
+        streams = {name: part.prompts(encoder, shuffle, f"{seed}/{name}") for name, part in self._parts.items()}
+        warn_of_duplicates(streams)
+        return MixedPrompts(streams, self._weights)
 
 
 class MixedPrompts(TrainingPrompts):

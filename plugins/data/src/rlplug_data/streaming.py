@@ -3,21 +3,79 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from rlplug.data.prompt_stream import TrainingPrompts, fingerprint
-from rlplug.data.rows import PromptRow, RowStream, check_row
+from rlplug.data.rows import PromptRow, check_row, of_part
+from rlplug.data.sources import TrainingRows
 from rlplug.errors import ConfigError, RunError, describe
 from rlplug.types import Prompt
+
+if TYPE_CHECKING:
+    from rlplug.data.prompt_encoder import PromptEncoder
 
 HEAD: Final = 16
 """Rows at the beginning that are read when a run starts, to know chat from text and whether the data are the same."""
 
 Encode = Callable[[Sequence[PromptRow]], list[Prompt]]
 """Renders and tokenises rows, and leaves out or refuses those that are too long."""
+
+
+class RowStream(ABC):
+    """Rows of a source that is read pass by pass, with a place that can be saved."""
+
+    shuffle_buffer: int = 1000
+    """Rows in a block, in which the order is drawn anew."""
+
+    @abstractmethod
+    def begin(self, order: torch.Generator | None) -> None:
+        """Begin a pass; with ``order``, its parts (files) may be read in another order, drawn from the generator."""
+
+    @abstractmethod
+    def read(self) -> PromptRow | None:
+        """Return the next row, or ``None`` at the end of the pass."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as plain data: the next row is the one after those that were read."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place, in a pass that may not have begun here."""
+
+
+class StreamedRows(TrainingRows):
+    """Rows that are read while training; ``for_training`` of a source that streams returns them.
+
+    Args:
+        rows: The rows.
+        key: Key of the source, for messages.
+        name: Its name in a mixture.
+
+    Raises:
+        ConfigError: There are none, or they cannot be read.
+    """
+
+    def __init__(self, rows: RowStream, key: str, name: str = "") -> None:
+        self._rows, self._key, self._name = rows, key, name
+        self._head = read_head(rows, key)
+        self.known = [of_part(row, name) for row in self._head]
+
+    def prompts(self, encoder: PromptEncoder, shuffle: bool, seed: int | str) -> StreamedPrompts:
+        limit, _ = encoder.limit()
+
+        def encode(rows: Sequence[PromptRow]) -> list[Prompt]:
+            prompts = encoder.encode(self._key, [of_part(row, self._name) for row in rows])
+            if encoder.too_long == "refuse":
+                return encoder.keep(self._key, prompts)
+            return [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+
+        encoder.check(self._key, encode(self._head))
+        return StreamedPrompts(self._rows, self._head, encode, limit, shuffle, seed, self._key)
 
 
 class StreamedPrompts(TrainingPrompts):
@@ -217,16 +275,3 @@ def read_head(rows: RowStream, name: str) -> list[PromptRow]:
     if not head:
         raise ConfigError(f"{name}: the source has no prompts: give it at least one.")
     return head
-
-
-def require_same_prompts(prompts: Sequence[Prompt], gather: Callable[[list[Any]], list[Any]], step: int) -> None:
-    """Check that all ranks have read the same prompts. Collective.
-
-    Raises:
-        RunError: They have not.
-    """
-    if len(set(gather([fingerprint(prompts)["token_ids"]]))) > 1:
-        raise RunError(
-            f"step {step}: the ranks read different prompts from data.train: it changed while it was read, or is not "
-            "the same on all hosts. Resume with data that stay as they are."
-        )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
-from rlplug.data.rows import PromptRow, PromptSource, RowStream, optional_import
+from rlplug.data.sources import PromptRow, PromptSource, TrainingRows
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.types.ranges import Count, Rows, check_ranges
+from rlplug_data.streaming import RowStream, StreamedRows
+
+MOST_STREAMED: Final = 100_000
+"""Most rows of a streamed data set that are read at once, as for ``data.val``."""
 
 
 class HFDatasetSource(PromptSource):
@@ -24,14 +28,16 @@ class HFDatasetSource(PromptSource):
         path: Name on the Hugging Face Hub, a folder written by ``save_to_disk``, or a folder of data files.
         name: Configuration of the dataset, such as ``main`` of ``openai/gsm8k``.
         split: Split to read.
-        prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``.
+        prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``. Here and below,
+            ``reward_model.ground_truth`` is the column ``ground_truth`` inside ``reward_model``.
         answer_key: Column with the reference answer. The default may be absent, and answers are then ``None``; a
             column that you name must be there.
         limit: Read only this many rows from the start; by default all.
         columns: New names of columns, by their names, such as ``{question: prompt, solution: answer}``; every other
             option uses the new names, and rewards find the rest in ``metadata`` by them.
         template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
-            ``prompt_key``; ``{{`` and ``}}`` are braces.
+            ``prompt_key``; ``{{`` and ``}}`` are braces. A list has a line for each item, and with
+            ``{choices:letters}`` its letter in front: ``A. sky``.
         system_prompt: System message in front of each prompt of this source, which becomes chat messages.
         streaming: Read the rows of ``data.train`` while training, without downloading or indexing the data set first;
             it needs ``model.num_steps``.
@@ -62,18 +68,29 @@ class HFDatasetSource(PromptSource):
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
-        if (stream := self.stream()) is not None:
+        if self.streaming:
+            stream = self.stream()
             stream.begin(None)
-            yield from iter(stream.read, None)
+            yield from itertools.islice(iter(stream.read, None), MOST_STREAMED)
+            if stream.read() is not None:
+                raise ConfigError(f"the source streams more than {MOST_STREAMED:,} rows: set its limit.")
             return
         prefix = self._prefix()
         for index, fields in enumerate(itertools.islice(self._load(), self.limit)):
             uid = f"{prefix}:{index}"
             yield PromptRow(uid, *self.columns.read(fields, f"data source {uid}", not index))
 
-    def stream(self) -> RowStream | None:
+    def for_training(self, key: str, name: str = "") -> TrainingRows:
         if not self.streaming:
-            return None
+            return super().for_training(key, name)
+        try:
+            rows = self.stream()
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        return StreamedRows(rows, key, name)
+
+    def stream(self) -> RowStream:
+        """Return the rows of the data set, shard after shard, without downloading it first."""
         return DatasetRows(self._load(), self._prefix(), self.columns, self.limit, self.shuffle_buffer)
 
     def _prefix(self) -> str:
@@ -82,7 +99,8 @@ class HFDatasetSource(PromptSource):
         return "/".join(part for part in (title, self.name, self.split) if part)
 
     def _load(self) -> Any:
-        datasets = optional_import("datasets", "datasets", "HFDatasetSource")
+        import datasets
+
         folder = Path(self.path).expanduser()
         try:
             if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from rlplug_data import curriculum  # noqa: F401 - a parser finds classes that are imported
+from rlplug_data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
@@ -95,7 +96,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert other.state_dict() == before
     with pytest.raises(ConfigError, match="one source in"):
         other.load_state_dict(streams({"a": 1})["a"].state_dict())
-    with pytest.raises(ConfigError, match="of a mixture"):
+    with pytest.raises(ConfigError, match="such as a mixture"):
         streams({"a": 1})["a"].load_state_dict(state)
 
 
@@ -115,12 +116,20 @@ def test_names_reach_the_prompts_and_counts_are_by_source(recwarn):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"many": 1, "none": 1}, r"data\.train\.init_args\.sources\.none: ListSource has no prompts"),
-        ({"few": 1, "many": 1}, r"too_long: filter leaves none of 'few'"),
+        ({"many": 1, "none": 1}, r"data\.train\.init_args\.sources\.none\.source: ListSource has no prompts"),
+        ({"few": 1, "many": 1}, r"sources\.few\.source: 2 of 2 prompts are .*too_long: filter leaves none"),
     ],
 )
 def test_a_source_without_prompts_is_refused(weights, message):
     assert re.search(message, setup_error(PromptDataModule(mixture(**weights), max_prompt_tokens=2, too_long="filter")))
+
+
+def test_a_source_without_prompts_is_refused_in_validation_too():
+    """Alone catches a mixture whose rows say nothing of a source that is empty, or of which none is left."""
+    val = mixture(many=1, none=1)
+    assert "data.val: sources.none: ListSource has no prompts" in setup_error(PromptDataModule(ListSource("a"), val))
+    data = PromptDataModule(ListSource("a"), mixture(many=1, few=1), max_prompt_tokens=2, too_long="filter")
+    assert "filter leaves none of 'few'" in setup_error(data)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
@@ -140,11 +149,12 @@ def test_a_mixture_from_yaml(tmp_path: Path) -> None:
         "data:\n  train:\n    class_path: MixtureSource\n    init_args:\n      sources:\n"
         "        file: {weight: 3, source: {class_path: FileSource, init_args: "
         f"{{path: {tmp_path}/train.jsonl}}}}}}\n"
-        "        sums: {source: {class_path: ReasoningGymSource, init_args: {task: chain_sum, size: 2}}}\n"
+        "        rated: {source: {class_path: PassRateCurriculum, init_args: {low: 0.2, source: "
+        f"{{class_path: FileSource, init_args: {{path: {tmp_path}/train.jsonl}}}}}}}}}}\n"
     )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(PromptDataModule, "data")
     parser.add_argument("--config", action="config")
     data: Any = parser.instantiate(parser.parse_args(["--config", str(tmp_path / "a.yaml")])).data
     set_up(data, max_context=300)
-    assert Counter(prompt.source for prompt in data.train_stream.take(8)) == {"file": 6, "sums": 2}
+    assert Counter(prompt.source for prompt in data.train_stream.take(8)) == {"file": 6, "rated": 2}

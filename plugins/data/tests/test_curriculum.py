@@ -7,24 +7,27 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rlplug_devkit import make_sample
+from rlplug_data.curriculum import CurriculumPrompts, PassRateCurriculum
+from rlplug_data.hf_datasets import HFDatasetSource
+from rlplug_data.mixture import MixtureSource, WeightedSource
+from rlplug_data.pass_rates import Window
+from rlplug_devkit import DataSourceConformance, make_sample
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
-from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.data.mixture import MixtureSource, WeightedSource
-from rlplug.data.pass_rates import PassRates
 from rlplug.data.prompt_stream import PromptStream
+from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt, RewardError, Sample
 
-WINDOW = PassRateCurriculum(low=0.2, high=0.8, outside=0.25, smoothing=0.5)
+WINDOW = Window(low=0.2, high=0.8, outside=0.25, smoothing=0.5)
 
 
 def sample(prompt: Prompt, reward: float | RewardError) -> Sample:
@@ -33,9 +36,12 @@ def sample(prompt: Prompt, reward: float | RewardError) -> Sample:
     )
 
 
-def stream(options: PassRateCurriculum = WINDOW) -> PromptStream:
-    prompts = [Prompt(f"p{index}", (index, 1), str(index)) for index in range(60)]
-    return PromptStream(prompts, seed=1, pass_rates=PassRates(options, 60, 1))
+def source(seed: int = 1) -> PromptStream:
+    return PromptStream([Prompt(f"p{index}", (index, 1), str(index)) for index in range(60)], seed=seed)
+
+
+def stream() -> CurriculumPrompts:
+    return CurriculumPrompts(source(), WINDOW, 1)
 
 
 def samples_of(prompts: list[Prompt]) -> list[Sample]:
@@ -47,7 +53,7 @@ def samples_of(prompts: list[Prompt]) -> list[Sample]:
     return found
 
 
-def step(prompts: PromptStream, count: int = 8) -> list[str]:
+def step(prompts: CurriculumPrompts, count: int = 8) -> list[str]:
     taken = prompts.take(count)
     prompts.observe(samples_of(taken), lambda array: array)
     return [prompt.uid for prompt in taken]
@@ -86,6 +92,10 @@ def test_a_curriculum_resumes_exactly_at_every_step() -> None:
         assert step(first) == expected[number]
 
 
+def rates_of(prompts: CurriculumPrompts) -> torch.Tensor:
+    return prompts.state_dict()["pass rates"]["rates"]
+
+
 def sent_by(samples: list[Sample]) -> NDArray[Any]:
     """Return what a rank with these samples tells the others."""
     sent: list[NDArray[Any]] = []
@@ -106,7 +116,7 @@ def test_ranks_with_parts_of_the_groups_learn_the_same() -> None:
         parts = [[sample for group in groups[rank::2] for sample in group] for rank in range(2)]
         sent = np.concatenate([sent_by(part) for part in parts])
         two.observe(parts[0], lambda _, sent=sent: sent)
-    assert torch.equal(one.state_dict()["pass_rates"], two.state_dict()["pass_rates"])
+    assert torch.equal(rates_of(one), rates_of(two))
 
 
 def test_the_average_moves_and_errors_do_not_count() -> None:
@@ -116,7 +126,7 @@ def test_the_average_moves_and_errors_do_not_count() -> None:
     def rate(*rewards: float | RewardError) -> float:
         samples = [sample(prompt, reward) for reward in rewards]
         prompts.observe([*samples, sample(Prompt("other", (1,), ""), 1.0)], lambda array: array)
-        return float(prompts.state_dict()["pass_rates"][7])
+        return float(rates_of(prompts)[7])
 
     assert rate(1.0, 0.0) == 0.5
     assert rate(1.0, RewardError("late")) == 0.75
@@ -124,33 +134,66 @@ def test_the_average_moves_and_errors_do_not_count() -> None:
     assert rate(0.99, 0.0) == 0.375
 
 
-def test_states_that_do_not_fit(recwarn: pytest.WarningsRecorder) -> None:
-    prompts, plain = stream(), PromptStream(list(stream().by_uid.values()), seed=1)
+def test_states_that_do_not_fit() -> None:
+    """Alone catches a state that is taken in part: pass rates without their place, or a place without its rates."""
+    prompts = stream()
     step(prompts)
-    plain.load_state_dict(prompts.state_dict())
+    state, rates = prompts.state_dict(), rates_of(prompts)
     step(prompts)
     before = prompts.state_dict()
-    for wrong in (torch.zeros(3), torch.full((60,), 2.0), [0.5] * 60):
+    wrong = [{"rates": each, "turn": 8} for each in (torch.zeros(3), torch.full((60,), 2.0), [0.5] * 60)]
+    for saved in (*wrong, {"rates": rates}, [0.5]):
         with pytest.raises(ConfigError, match="damaged"):
-            prompts.load_state_dict({**plain.state_dict(), "pass_rates": wrong})
-    assert torch.allclose(prompts.state_dict()["pass_rates"], before["pass_rates"], equal_nan=True)
-    assert prompts.position == before["position"]
-    prompts.load_state_dict(plain.state_dict())
+            prompts.load_state_dict({**state, "pass rates": saved})
+    with pytest.raises(ConfigError, match=r"data\.seed: 2 then, 1 now"):
+        prompts.load_state_dict(CurriculumPrompts(source(2), WINDOW, 2).state_dict())
+    after = prompts.state_dict()
+    assert torch.allclose(rates_of(prompts), before["pass rates"]["rates"], equal_nan=True)
+    assert (after["position"], after["pass rates"]["turn"]) == (before["position"], before["pass rates"]["turn"])
+
+
+def test_a_curriculum_comes_and_goes_and_the_place_stays() -> None:
+    prompts, plain = stream(), source()
+    step(prompts)
+    with pytest.warns(UserWarning, match="does not use the checkpoint's pass rates"):
+        plain.load_state_dict(prompts.state_dict())
+    assert plain.take(1) == source().take(9)[-1:]
+    with pytest.warns(UserWarning, match="begins without pass rates"):
+        prompts.load_state_dict(plain.state_dict())
     assert prompts.metrics()["curriculum/unknown"] == 1
 
 
 @pytest.mark.parametrize(
     ("options", "key"),
-    [({"low": 0.9, "high": 0.1}, "low"), ({"outside": 0.0}, "outside"), ({"smoothing": 1.5}, "smoothing")],
+    [
+        ({"low": 0.9, "high": 0.1}, "low"),
+        ({"outside": 0.0}, "outside"),
+        ({"smoothing": 1.5}, "smoothing"),
+        ({"source": MixtureSource({"a": WeightedSource(ListSource("a"))})}, "source"),
+    ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, float], key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.curriculum\.{key}"):
-        PassRateCurriculum(**options)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"PassRateCurriculum\.{key} is"):
+        PassRateCurriculum(**{"source": ListSource("a"), **options})
+
+
+class TestCurriculum(DataSourceConformance):
+    def make_source(self) -> PassRateCurriculum:
+        return PassRateCurriculum(ListSource(*"abcdefgh"))
+
+    def make_broken_source(self) -> PassRateCurriculum:
+        return PassRateCurriculum(FileSource("gone.jsonl"))
+
+
+def test_a_source_that_cannot_be_read_is_named_where_it_is() -> None:
+    assert setup_error(PromptDataModule(PassRateCurriculum(ListSource()))).startswith(
+        "data.train.init_args.source: ListSource has no prompts"
+    )
 
 
 def test_each_source_of_a_mixture_has_pass_rates() -> None:
-    parts = {name: WeightedSource(ListSource(*"abcd")) for name in ("a", "b")}
-    data = set_up(PromptDataModule(MixtureSource(parts), curriculum=WINDOW))
+    parts = {name: WeightedSource(PassRateCurriculum(ListSource(*"abcd"))) for name in ("a", "b")}
+    data = set_up(PromptDataModule(MixtureSource(parts)))
     taken = data.train_stream.take(8)
     samples = [sample(prompt, float(prompt.source == "a")) for prompt in taken]
     data.train_stream.observe(samples, lambda array: array)
@@ -158,6 +201,8 @@ def test_each_source_of_a_mixture_has_pass_rates() -> None:
     assert (metrics["source/a/curriculum_above"], metrics["source/b/curriculum_below"]) == (1, 1)
 
 
-def test_a_streamed_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ListSource, "stream", lambda self: object())
-    assert "data.curriculum draws prompts again" in setup_error(PromptDataModule(ListSource("a"), curriculum=WINDOW))
+def test_a_streamed_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "train.jsonl").write_text('{"prompt": "a"}\n')
+    streamed = HFDatasetSource(str(tmp_path / "letters"), streaming=True)
+    assert "data.train is a PassRateCurriculum" in setup_error(PromptDataModule(PassRateCurriculum(streamed)))

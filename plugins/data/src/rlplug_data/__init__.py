@@ -1,0 +1,1 @@
+"""Sources of prompts: Hugging Face datasets, also streamed, mixtures, and a curriculum by pass rate."""
