@@ -42,6 +42,9 @@ class Environment(ABC):
     repeats the same calls. Randomness must therefore come from ``random.Random(seed)`` alone.
     """
 
+    response_template: Mapping[str, Any] | None = None
+    """The tokenizer's rules, where it has some, with which transformers parses a turn; set before ``reset``."""
+
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Return the JSON schemas of the tools, for the chat template; called on one object at start."""
         return ()
