@@ -36,6 +36,8 @@ class PromptDataModule(LightningDataModule):
         chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, this
             is done when the rows are messages.
         system_prompt: System message in front of every prompt; only with ``chat``.
+        continue_final_message: Have the policy continue a prompt's last message where it is the assistant's; by default
+            such a prompt is refused. What it continues is no part of the completion.
         max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context, and the
             engine's.
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
@@ -55,6 +57,7 @@ class PromptDataModule(LightningDataModule):
         shuffle: bool = True,
         seed: Seed = 0,
         curriculum: PassRateCurriculum | None = None,
+        continue_final_message: bool = False,
     ) -> None:
         super().__init__()
         if system_prompt is not None and chat is False:
@@ -68,6 +71,7 @@ class PromptDataModule(LightningDataModule):
         self.shuffle = shuffle
         self.seed = seed
         self.curriculum = curriculum
+        self.continue_final_message = continue_final_message
         check_ranges(self, "data")
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
@@ -123,7 +127,8 @@ class PromptDataModule(LightningDataModule):
         }
         all_rows = [row for _, head in streams.values() for row in head]
         all_rows += [row for part in rows.values() for row in part]
-        encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
+        options = self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long, self.continue_final_message
+        encoder = PromptEncoder(rules, all_rows, *options)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
         prompts = {split: self._prompts(encoder, split, part) for split, part in rows.items()}
         self.val_prompts = prompts.get("val", [])
