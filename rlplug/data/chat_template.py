@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from jinja2 import TemplateError, meta
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from rlplug.data.rows import PromptRow, as_messages
-from rlplug.errors import ConfigError, describe, encodable
+from rlplug.errors import ConfigError, describe, did_you_mean, encodable
 from rlplug.timeouts import CallBatch, CallError, TimeoutExecutor, call_within
 
 RENDER_S: Final = 30.0
@@ -23,6 +25,7 @@ def render_all(
     system_prompt: str | None,
     instructions: str = "",
     tools: Sequence[Mapping[str, Any]] = (),
+    continue_final_message: bool = False,
 ) -> list[str]:
     """Return the chat of each row as text, up to the start of the assistant's turn.
 
@@ -30,6 +33,7 @@ def render_all(
         system_prompt: System message in front; a row must not have one of its own then.
         instructions: Text to append to the system message.
         tools: JSON schemas of the tools that the chat template presents.
+        continue_final_message: Leave a last message of the assistant open, which is refused otherwise.
 
     Raises:
         ConfigError: There are two system messages, or the chat template refuses a row, or takes too long.
@@ -37,7 +41,7 @@ def render_all(
 
     def attempt(row: PromptRow) -> str | ConfigError:
         try:
-            return _render(row, tokenizer, system_prompt, instructions, tools)
+            return _render(row, tokenizer, system_prompt, instructions, tools, continue_final_message)
         except ConfigError as error:
             return error
 
@@ -61,8 +65,15 @@ def _render(
     system_prompt: str | None,
     instructions: str,
     tools: Sequence[Mapping[str, Any]],
+    continue_final_message: bool,
 ) -> str:
     messages = as_messages(row.prompt)
+    continues = messages[-1]["role"] == "assistant"
+    if continues and not continue_final_message:
+        raise ConfigError(
+            f"The prompt {row.uid!r} ends with a message of the assistant: set data.continue_final_message to true to "
+            "have the policy continue it, or leave that message out."
+        )
     own = next((message for message in messages if message["role"] == "system"), None)
     if system_prompt is not None and own is not None:
         raise ConfigError(
@@ -72,8 +83,13 @@ def _render(
     if system := "\n\n".join(part for part in parts if part):
         messages = [{"role": "system", "content": system}, *(message for message in messages if message is not own)]
     roles = ", ".join(message["role"] for message in messages)
+    what = f"the prompt {row.uid!r}, whose roles are {roles[:200]}"
     try:
-        return render_chat(messages, tokenizer, tools, f"the prompt {row.uid!r}, whose roles are {roles[:200]}")
+        text = render_chat(messages, tokenizer, tools, what, continues)
+        for call in (call for message in messages for call in message.get("tool_calls") or ()):
+            if call.get("function", call).get("name", "") not in text:
+                raise ConfigError(f"{template_of(tokenizer)} leaves out the tool calls of {what}")
+        return text
     except ConfigError as error:
         raise ConfigError(
             f"{error}. Change the prompt's messages, or take a model whose template accepts them."
@@ -103,6 +119,7 @@ def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Mapping[str, Any]],
     what: str,
+    continues: bool = False,
 ) -> str:
     """Return a conversation as text, up to the start of the assistant's turn.
 
@@ -111,6 +128,7 @@ def render_chat(
     Args:
         tools: JSON schemas of the tools that the template presents.
         what: Name of the conversation in the error, such as ``the prompt 'train.jsonl:17'``.
+        continues: Whether the last message is that turn's beginning.
 
     Raises:
         ConfigError: The template cannot render the conversation.
@@ -118,12 +136,40 @@ def render_chat(
     schemas: Any = [dict(tool) for tool in tools] or None
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tools=schemas, add_generation_prompt=True, tokenize=False
+            [dict(message) for message in messages],
+            tools=schemas,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            tokenize=False,
+            **getattr(tokenizer, "chat_template_kwargs", {}),
         )
     except Exception as error:
         reason = encodable(str(error)) if type(error).__module__.startswith("jinja2.") else describe(error)
         raise ConfigError(f"{template_of(tokenizer)} refuses {what}: {reason.rstrip('.')}") from error
     return encodable(str(text))
+
+
+def set_chat_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
+    """Have :func:`render_chat` give the chat template values of its own variables.
+
+    Raises:
+        ConfigError: The template reads no such variable, or cannot be read.
+    """
+    key, template = "model.policy.chat_template_kwargs", tokenizer.chat_template
+    known: set[str] = set()
+    for text in template.values() if isinstance(template, dict) else [template or ""]:
+        try:
+            environment = _compile_jinja_template(text).environment
+            known |= meta.find_undeclared_variables(environment.parse(text)) - environment.globals.keys()
+        except TemplateError as error:
+            raise ConfigError(f"{template_of(tokenizer)} cannot be read: {encodable(str(error))}.") from error
+    known -= {"messages", "tools", "documents", "add_generation_prompt", *tokenizer.special_tokens_map}
+    for name in kwargs.keys() - known:
+        raise ConfigError(
+            f"{key} has {name!r}, which is no variable of t{template_of(tokenizer)[1:]}.{did_you_mean(name, known)} It "
+            f"reads {', '.join(sorted(known)) or 'none'}."
+        )
+    tokenizer.chat_template_kwargs = dict(kwargs)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rlplug.errors import ConfigError, did_you_mean, encodable, safe_repr
 DEFAULT_PROMPT_KEY: Final = "prompt"
 DEFAULT_ANSWER_KEY: Final = "answer"
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -188,14 +189,42 @@ def _prompt(value: Any, where: str, prompt_key: str) -> str | Messages:
         raise ConfigError(f"{where}: {prompt_key!r} is {safe_repr(value)}: give {expected}.")
     messages = []
     for message in value:
-        # columnar formats set the keys that only some messages have to None in the others
-        if isinstance(message, dict) and isinstance(message.get("content"), list):
+        if (present := _message(message)) is None:
             raise ConfigError(
-                f"{where}: {prompt_key!r} has the message {safe_repr(message)}, whose content is a list of parts, such "
-                "as images: rlplug trains on text alone. Give its text as content."
+                f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}. Content is text or "
+                "parts of text, since rlplug trains on text alone, and may be null beside tool_calls."
             )
-        present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
-        if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
-            raise ConfigError(f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}.")
         messages.append(present)
     return messages
+
+
+def _message(message: Any) -> dict[str, Any] | None:
+    """Return a message as chat templates take it, or ``None`` where it is none of text.
+
+    Parts of text are joined. Arguments of ``tool_calls`` that are JSON as text become the objects that templates take.
+    """
+    if not isinstance(message, dict):
+        return None
+    # columnar formats set the keys that only some messages have to None in the others
+    present = {key: value for key, value in message.items() if value is not None}
+    calls, content = present.get("tool_calls", []), present.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = present["content"] = "".join(str(part.get("text", "")) for part in content)
+    if calls and isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
+        present = {"content": None} | present | {"tool_calls": [_tool_call(call) for call in calls]}
+    elif calls or not isinstance(content, str):
+        return None
+    others = [value for key, value in present.items() if key not in ("content", "tool_calls")]
+    is_text = all(isinstance(value, str) for value in others) and isinstance(content, str | None)
+    return present if "role" in present and is_text else None
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        function = function | {"arguments": json.loads(function["arguments"])}
+    except ValueError:
+        return call
+    return call | {"function": function} if "function" in call else function

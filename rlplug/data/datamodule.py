@@ -36,6 +36,8 @@ class PromptDataModule(LightningDataModule):
         chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, this
             is done when the rows are messages.
         system_prompt: System message in front of every prompt; only with ``chat``.
+        continue_final_message: Have the policy continue a prompt's last message where it is the assistant's; by default
+            such a prompt is refused. What it continues is no part of the completion.
         max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context, and the
             engine's.
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
@@ -53,6 +55,7 @@ class PromptDataModule(LightningDataModule):
         too_long: Literal["filter", "refuse"] = "refuse",
         shuffle: bool = True,
         seed: Seed = 0,
+        continue_final_message: bool = False,
     ) -> None:
         super().__init__()
         if system_prompt is not None and chat is False:
@@ -65,6 +68,7 @@ class PromptDataModule(LightningDataModule):
         self.too_long = too_long
         self.shuffle = shuffle
         self.seed = seed
+        self.continue_final_message = continue_final_message
         check_ranges(self, "data")
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
@@ -118,7 +122,8 @@ class PromptDataModule(LightningDataModule):
         known = [] if trained is None else trained.known
         val = [] if self.val is None else read_rows("data.val", self.val)
         all_rows = [*known, *val]
-        encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
+        options = self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long, self.continue_final_message
+        encoder = PromptEncoder(rules, all_rows, *options)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
         self.val_prompts = encoder.usable("data.val", val) if val else []
         self._count("val", val, self.val_prompts)

@@ -41,6 +41,7 @@ class PromptEncoder:
         system_prompt: ``data.system_prompt``.
         max_prompt_tokens: ``data.max_prompt_tokens``.
         too_long: ``data.too_long``.
+        continue_final_message: ``data.continue_final_message``.
 
     Attributes:
         too_long: ``data.too_long``.
@@ -59,10 +60,12 @@ class PromptEncoder:
         system_prompt: str | None,
         max_prompt_tokens: int | None,
         too_long: Literal["filter", "refuse"],
+        continue_final_message: bool = False,
     ) -> None:
         self._rules = rules
         self._chat, self._system_prompt = chat, system_prompt
         self._max_prompt_tokens, self.too_long = max_prompt_tokens, too_long
+        self._continues = continue_final_message
         self.renders_chat = self._wants_chat(rows)
         self.template_tools: Sequence[Mapping[str, Any]] = ()
         self._instructions = self._present_tools()
@@ -89,7 +92,9 @@ class PromptEncoder:
         if self.renders_chat:
             from rlplug.data.chat_template import render_all
 
-            texts = render_all(rows, tokenizer, self._system_prompt, self._instructions, self.template_tools)
+            texts = render_all(
+                rows, tokenizer, self._system_prompt, self._instructions, self.template_tools, self._continues
+            )
         uids = [row.uid for row in rows]
         token_ids = tokenize_all(uids, texts, tokenizer, not self.renders_chat, limit)
         messages = [as_messages(row.prompt) if self.renders_chat else () for row in rows]
@@ -170,6 +175,8 @@ class PromptEncoder:
         chat = messages is not None if self._chat is None else self._chat
         if self._system_prompt is not None and not chat:
             raise ConfigError("data.system_prompt needs a chat template: set data.chat to true.")
+        if getattr(self._rules.tokenizer, "chat_template_kwargs", None) and not chat:
+            raise ConfigError("model.policy.chat_template_kwargs needs a chat template: set data.chat to true.")
         if chat and self._rules.tokenizer.chat_template is None:
             asked = "data.chat is true" if self._chat else f"the prompt {rows[0].uid!r} is a list of messages"
             raise ConfigError(

@@ -11,7 +11,7 @@ from rlplug.errors import ConfigError, brief, encodable
 from rlplug.interfaces.plain_values import json_problem
 
 
-def as_messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+def as_messages(prompt: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a prompt as chat messages; plain text is one of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
@@ -28,7 +28,7 @@ class PromptRow:
     """
 
     uid: str
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[dict[str, Any]]
     answer: Any
     metadata: Mapping[str, Any]
     source: str = ""

@@ -40,7 +40,13 @@ class Environment(ABC):
 
     A checkpoint keeps the turns of an unfinished trajectory, not this object: a resumed run makes a new object and
     repeats the same calls. Randomness must therefore come from ``random.Random(seed)`` alone.
+
+    Attributes:
+        response_template: The tokenizer's rules, where it has some, with which transformers parses a turn; set before
+            ``reset``.
     """
+
+    response_template: Mapping[str, Any] | None = None
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Return the JSON schemas of the tools, for the chat template; called on one object at start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class ModelConfig:
         attn_implementation: Attention to use: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of
             transformers.
         seed: Seed of the weights with ``init: random``; 0 follows ``seed_everything``.
+        chat_template_kwargs: Variables of the policy's chat template, such as ``{enable_thinking: false}``, wherever it
+            is rendered: for prompts, environments, evaluation and chat.
     """
 
     path: str
@@ -41,6 +43,7 @@ class ModelConfig:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     attn_implementation: str = "packed"
     seed: Seed = 0
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_ranges(self)

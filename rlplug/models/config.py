@@ -76,6 +76,8 @@ def require_same_tokens(
     Raises:
         ConfigError: The model's tokenizer maps text to other ids.
     """
+    if config.chat_template_kwargs:
+        raise ConfigError(f"{key}.chat_template_kwargs has no effect: set model.policy.chat_template_kwargs.")
     if load_tokenizer(config, key, make).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"{key}.path {config.path!r} has another tokenizer than model.policy.path, so the policy's token ids would "

@@ -43,6 +43,10 @@ def read_inputs(config: RunConfig) -> RunInputs:
         ConfigError: The files are missing or contradict each other.
     """
     tokenizer = load_tokenizer(config.policy, make=plugins().hook.rlplug_make_tokenizer)
+    if config.policy.chat_template_kwargs:
+        from rlplug.data.chat_template import set_chat_template_kwargs
+
+        set_chat_template_kwargs(tokenizer, config.policy.chat_template_kwargs)
     spec = load_spec(config.policy, tokenizer)
     if config.weight_sync.dtype is not None:
         from rlplug.weight_sync.fp8_layers import choose_fp8_weights

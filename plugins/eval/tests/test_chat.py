@@ -6,6 +6,7 @@ import pytest
 import torch
 from rlplug_devkit.models import make_model_folder
 from rlplug_eval.chat import Conversation, End, Piece
+from rlplug_eval.commands.chat import _config_of_folder
 from rlplug_eval.engine import PolicyEngine, placement_of
 from rlplug_eval.policies import Policy
 
@@ -120,3 +121,9 @@ def test_what_ends_an_answer(make_conversation):
         said(short, "A" * 2048)
     stopped = make_conversation(is_stopping=lambda: True)
     assert said(stopped, "CABBAGE")[1].reason == "interrupted"
+
+
+def test_template_variables_of_a_folder_without_a_run():
+    config = _config_of_folder("models/x", ["--model.policy.chat_template_kwargs", "{enable_thinking: false}"])
+    assert config.policy.chat_template_kwargs == {"enable_thinking": False}
+    assert _config_of_folder("models/x", []).policy.chat_template_kwargs == {}

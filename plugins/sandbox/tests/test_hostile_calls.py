@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
+import warnings
 
 import pytest
 from hostile import characters, json_values
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rlplug_sandbox.sandbox import ToolResult
-from rlplug_sandbox.tool_calls import CallFormat, ToolCall, find_calls
-from rlplug_sandbox.tool_environment import ToolEnvironment
+from rlplug_sandbox.tool_calls import CallFormat, ToolCall, count_unread, find_calls
+from rlplug_sandbox.tool_environment import CALL_FORMATS, ToolEnvironment
 
 from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.turns.step_answer import read_step
 
-FORMATS: list[CallFormat] = ["hermes", "llama3", "mistral", "pythonic"]
+FORMATS: list[CallFormat] = ["hermes", "llama3", "mistral", "pythonic", "qwen3_coder", "glm45", "gpt_oss", "gemma4"]
 LITERALS = [
     *("b'x'", "{1, 2}", "1j", "...", "{(1, 2): 3}", "{1: 2}", "(1,)", "f'{1}'", "-True", "1 if 2 else 3", "[*a]", "a"),
     *("0x" + "f" * 5000, "9" * 5000, "'\\ud800'", "{'a': 1, 'a': 2}", "1e999", "[" * 300, "-" * 3000 + "1", "{}.x"),
@@ -46,6 +48,14 @@ def call_text(call_format, name, arguments, call_id, literal):
     if call_format == "pythonic":
         return f"[{name}(a={literal}, b={arguments!r})]"
     body = json.dumps({"name": name, "arguments": arguments, "parameters": arguments, "id": call_id})
+    if call_format == "qwen3_coder":
+        return f"<function={name}><parameter=a>{literal}</parameter><parameter=b>{arguments!r}</parameter></function>"
+    if call_format == "glm45":
+        return f"<tool_call>{name}<arg_key>a</arg_key><arg_value>{json.dumps(arguments)}</arg_value></tool_call>"
+    if call_format == "gpt_oss":
+        return f"<|channel|>commentary to=functions.{name}<|message|>{json.dumps(arguments)}<|call|>"
+    if call_format == "gemma4":
+        return f'<|tool_call>call:{name}{{a:{literal},b:<|"|>{arguments!r}<|"|>}}<tool_call|>'
     if call_format == "mistral":
         return f"[TOOL_CALLS]{name}[CALL_ID]{call_id}[ARGS]{json.dumps(arguments)}"
     return f"<tool_call>{body}</tool_call>" if call_format == "hermes" else f"<|python_tag|>{body}"
@@ -79,6 +89,46 @@ def test_every_call_gets_an_answer(environment, call_format, name, arguments, ca
     """Generates calls with hostile names, ids and values, cut or continued: an exception would lose the trajectory."""
     text = call_text(call_format, name, arguments, call_id, literal)
     check_answers(environment, text[: len(text) - cut] + extra, call_format)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "<tool_call>",
+            "<function=f>",
+            "<function=f><parameter=x>",
+            "<tool_call>f<arg_key>",
+            "<|channel|>commentary to=f",
+        ),
+        *(
+            "<｜tool▁call▁begin｜>",
+            "<|tool_call_begin|>",
+            '<invoke name="f"><parameter name="x">',
+            "<|tool_call>call:f{",
+        ),
+        *(
+            "<|tool_call_start|>[f(",
+            "<function_calls>f(",
+            "<|channel|>analysis<|message|>",
+            "<think>",
+            "to=f ",
+            "<tool",
+        ),
+        *('<|open|>call tool="f"<|sep|>', " ", "\n<", "functools[{", '[{"name":"f",'),
+    ],
+)
+def test_a_turn_that_repeats_a_mark_is_read_in_time(part):
+    """A policy that collapses repeats one token to the end of its turn: reading it takes no quadratic time."""
+    text = part * (50_000 // len(part))
+    for call_format in CALL_FORMATS:
+        start = time.process_time()
+        find_calls(text, call_format)
+        assert time.process_time() - start < 5, call_format
+    start = time.process_time()
+    with warnings.catch_warnings(action="ignore"):
+        count_unread(text, "auto", [], "test")
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("literal", LITERALS)

@@ -45,7 +45,7 @@ def test_a_turn_without_a_call_ends_the_trajectory():
     result = make("add").step("It is 5.")
     assert result.done
     assert result.reward == 0
-    assert result.metrics == {"tool_calls": 0}
+    assert result.metrics == {"tool_calls": 0, "unread_calls": 0}
 
 
 def test_what_goes_wrong_is_told_to_the_policy_and_counted():

@@ -179,6 +179,7 @@ class EnvironmentCalls:
         if live.environment is not None:
             return live.environment.step(texts[-1])
         environment = self._make()
+        environment.response_template = getattr(self._tokenizer, "response_template", None)
         with self._live_lock:
             live.environment, is_released = environment, live.is_released
         if is_released:  # nobody waits for this call any more

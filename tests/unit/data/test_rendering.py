@@ -5,6 +5,7 @@ from unit.data.prompt_cases import (
     ASSISTANT,
     BOS,
     CHAT_TEMPLATE,
+    EOS,
     SYSTEM,
     USER,
     USER_MESSAGE,
@@ -16,8 +17,10 @@ from unit.data.prompt_cases import (
     train_prompts,
 )
 
+from rlplug.data.chat_template import set_chat_template_kwargs, takes_tools
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.errors import ConfigError
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.types import Prompt
 
 
@@ -111,3 +114,60 @@ def test_system_prompt_without_chat():
         PromptDataModule(ListSource("Hi"), chat=False, system_prompt="S")
     message = setup_error(PromptDataModule(ListSource("Hi"), system_prompt="S"))
     assert message == "data.system_prompt needs a chat template: set data.chat to true."
+
+
+THINKING = CHAT_TEMPLATE + (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}none{% endif %}"
+    "{% if style is not defined %}{% set style = '' %}{% endif %}{{ style }}"
+)
+
+
+def test_template_variables_reach_prompts_and_observations():
+    tokenizer = build_tokenizer(THINKING)
+    set_chat_template_kwargs(tokenizer, {"enable_thinking": False, "style": "!"})
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource([USER_MESSAGE])), tokenizer=tokenizer))
+    assert prompt.text == "<bos><|user|>Hi<|assistant|>none!"
+    assert ObservationTokens(tokenizer, chat=True).text("Hi") == "<|user|>Hi<|assistant|>none!"
+    assert not takes_tools(tokenizer, [{"type": "function"}])
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "messages", "tools", "bos_token", "range"])
+def test_a_variable_that_the_template_does_not_read_is_refused(name):
+    with pytest.raises(ConfigError, match="is no variable of the chat template") as caught:
+        set_chat_template_kwargs(build_tokenizer(THINKING), {name: 1})
+    assert str(caught.value).endswith("It reads enable_thinking, style.")
+    assert ("Did you mean 'enable_thinking'?" in str(caught.value)) == (name == "enable_thinkin")
+
+
+def test_template_variables_need_a_chat_template():
+    with pytest.raises(ConfigError, match="It reads none"):
+        set_chat_template_kwargs(build_tokenizer(None), {"enable_thinking": False})
+    tokenizer = build_tokenizer(THINKING)
+    set_chat_template_kwargs(tokenizer, {"enable_thinking": False})
+    assert "set data.chat to true" in setup_error(PromptDataModule(ListSource("Hi")), tokenizer=tokenizer)
+
+
+def test_a_last_message_of_the_assistant_is_continued_or_refused():
+    begun = [USER_MESSAGE, {"role": "assistant", "content": "It is"}]
+    template = CHAT_TEMPLATE.replace("{% endfor %}", "<eos>{% endfor %}")
+    tokenizer = build_tokenizer(template)
+    message = setup_error(PromptDataModule(ListSource(begun)), tokenizer=tokenizer)
+    assert "'p0' ends with a message of the assistant" in message
+    assert "data.continue_final_message" in message
+    data = PromptDataModule(ListSource(begun, [USER_MESSAGE]), continue_final_message=True)
+    first, second = train_prompts(set_up(data, tokenizer=tokenizer))
+    assert first.text == "<bos><|user|>Hi<eos><|assistant|>It is"
+    assert first.token_ids == (BOS, USER, *ids("Hi"), EOS, ASSISTANT, *ids("It is"))
+    assert second.text == "<bos><|user|>Hi<eos><|assistant|>"
+
+
+def test_a_template_that_leaves_out_tool_calls_is_refused():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    prompt = [USER_MESSAGE, {"role": "assistant", "content": None, "tool_calls": [call]}, USER_MESSAGE]
+    assert "leaves out the tool calls of the prompt 'p0'" in setup_error(PromptDataModule(ListSource(prompt)))
+    tokenizer = build_tokenizer(
+        "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}({{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    )
+    (row,) = train_prompts(set_up(PromptDataModule(ListSource(prompt)), tokenizer=tokenizer))
+    assert row.text == 'Hi(add{"a": 1})Hi'

@@ -286,7 +286,7 @@ def test_malformed_message(tmp_path, message):
 def test_images_are_refused_by_name(tmp_path):
     parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}]
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}])
-    assert "content is a list of parts, such as images: rlplug trains on text alone" in error_of(FileSource(path))
+    assert "Content is text or parts of text, since rlplug trains on text alone" in error_of(FileSource(path))
 
 
 def test_broken_parquet(tmp_path):
@@ -371,3 +371,29 @@ def test_sources_from_yaml(tmp_path):
     source = parser.instantiate(parser.parse_args(["--config", str(tmp_path / "a.yaml")])).source
     assert isinstance(source, ReasoningGymSource)
     assert (source.task, source.size, source.config) == ("chain_sum", 2, {"min_terms": 3})
+
+
+def test_tool_calls_null_content_and_parts_of_text_are_messages(tmp_path):
+    """As OpenAI's API and transformers write them: text parts are joined, and arguments become an object."""
+    call = {"type": "function", "id": "1", "function": {"name": "add", "arguments": {"a": 1}}}
+    as_text = call | {"function": call["function"] | {"arguments": '{"a": 1}'}}
+    parts = [{"type": "text", "text": "Add "}, {"type": "text", "text": "1."}]
+    prompt = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [as_text]},
+        {"role": "tool", "content": "1", "tool_call_id": "1", "name": None},
+    ]
+    (row,) = FileSource(write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt, "answer": "1"}])).rows()
+    assert row.prompt == [
+        {"role": "user", "content": "Add 1."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    ]
+
+
+@pytest.mark.parametrize("calls", [None, [], "add", [4]])
+def test_null_content_needs_tool_calls(tmp_path, calls):
+    prompt = [{"role": "assistant", "content": None, "tool_calls": calls}]
+    assert "may be null beside tool_calls" in error_of(
+        FileSource(write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt}]))
+    )

@@ -9,22 +9,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from rlplug_sandbox.tool_calls import (
-    HERMES_OPEN,
-    LLAMA_TAG,
-    MISTRAL_MARK,
-    PYTHONIC_START,
-    CallFormat,
-    ToolCall,
-    find_calls,
-)
+from rlplug_sandbox.tool_calls import CallFormat, ToolCall, count_unread, find_calls, text_before_calls
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.types import Prompt
 from rlplug_envs.processes import EnvironmentHost, host_settings, shared_pool
-
-CALL_MARKS: Final = (HERMES_OPEN, LLAMA_TAG, MISTRAL_MARK, PYTHONIC_START)
 
 _TRAJECTORIES: Final = itertools.count()
 
@@ -43,7 +33,7 @@ class VerifiersEnvironment(Environment):
     Args:
         environment: Name for ``verifiers.load_environment``.
         arguments: Arguments of the environment's ``load_environment``.
-        call_format: Format in which the policy writes tool calls; ``auto`` detects it.
+        call_format: Format in which the policy writes tool calls, as in ``ToolEnvironment``.
         failed_rewards: Result of a trajectory in which a reward function of the rubric raises. With ``refuse`` it has
             no reward and does not train; with ``zero`` the function counts as 0, as in verifiers.
         num_processes: Processes per rank; each loads the environment.
@@ -81,6 +71,7 @@ class VerifiersEnvironment(Environment):
         self._is_closed = False
         self._num_calls = 0
         self._name_of_call: dict[str, str] = {}
+        self._prefix = ""
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         host = self._pool.acquire()
@@ -93,6 +84,7 @@ class VerifiersEnvironment(Environment):
                 f"The prompt {prompt.uid!r} is not from the environment {self.environment!r}: set data.train and "
                 f"data.val to VerifiersSource with environment {self.environment}."
             )
+        self._prefix = prompt.text
         await asyncio.to_thread(self._acquire)
         await self._ask({"do": "begin", "example": prompt.metadata["example"]})
 
@@ -128,8 +120,11 @@ class VerifiersEnvironment(Environment):
     def _completion(self, text: str) -> dict[str, Any]:
         """Return a turn as an API would: its text as ``content``, and its tool calls, if there are any."""
         host = self._host
-        calls = find_calls(text, self.call_format) if host is not None and host.tools else []
+        if host is None or not host.tools:
+            return {"content": text}
+        calls = find_calls(text, self.call_format, host.tools, self.response_template, self._prefix)
         if not calls:
+            count_unread(text, self.call_format, host.tools, "VerifiersEnvironment.call_format")
             return {"content": text}
         tool_calls = []
         for call in calls:
@@ -139,14 +134,8 @@ class VerifiersEnvironment(Environment):
             self._name_of_call[call_id] = call.name
             arguments = json.dumps(call.arguments) if isinstance(call, ToolCall) else call.message
             tool_calls.append({"id": call_id, "name": call.name, "arguments": arguments})
-        return {"content": _before_calls(text), "tool_calls": tool_calls}
+        return {"content": text_before_calls(text, self.call_format), "tool_calls": tool_calls}
 
     def _observation(self, message: dict[str, str]) -> dict[str, str]:
         name = self._name_of_call.get(message.get("tool_call_id", ""))
         return message | {"name": name} if name else message
-
-
-def _before_calls(text: str) -> str:
-    """Return the text of a turn before its first call; calls within the model's reasoning do not count."""
-    start = text.rfind("</think>") + 1
-    return text[: min((index for mark in CALL_MARKS if (index := text.find(mark, start)) >= 0), default=0)].rstrip()

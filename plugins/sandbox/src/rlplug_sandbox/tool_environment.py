@@ -12,7 +12,7 @@ from rlplug.errors import ConfigError, did_you_mean
 from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.types import Prompt
 from rlplug_sandbox.sandbox import Limits, SandboxError, ToolPool, ToolResult
-from rlplug_sandbox.tool_calls import AnyCall, CallFormat, MalformedCall, ToolCall, find_calls
+from rlplug_sandbox.tool_calls import AnyCall, CallFormat, MalformedCall, ToolCall, count_unread, find_calls
 from rlplug_sandbox.tool_schema import ToolFunction, tool_functions
 
 MAX_WORKERS: Final = 8
@@ -31,8 +31,8 @@ class ToolEnvironment(Environment):
     Args:
         functions: Import paths of functions with type hints and a docstring, such as ``my_package.tools.search``; see
             :func:`rlplug_sandbox.tool_functions`.
-        call_format: Format in which the policy writes calls, ``hermes``, ``llama3``, ``mistral`` or ``pythonic``;
-            ``auto`` detects it. See :mod:`rlplug_sandbox.tool_calls`.
+        call_format: Format in which the policy writes calls, one of :mod:`rlplug_sandbox.tool_calls`; ``auto`` takes
+            the tokenizer's ``response_template``, and detects the format without one.
         time_limit_s: Longest time for a call, in seconds.
         memory_limit_mib: Memory limit of each process of a call, in MiB.
         output_limit_chars: Longest result in characters; a longer one is cut, and says by how much.
@@ -76,6 +76,7 @@ class ToolEnvironment(Environment):
         self._is_closed = False
         self._seed = 0
         self._num_calls = 0
+        self._prefix = ""
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         try:
@@ -88,18 +89,21 @@ class ToolEnvironment(Environment):
         return [f"tools: {self._pool.isolation}"]
 
     def reset(self, prompt: Prompt, seed: int) -> None:
-        self._seed = seed
+        self._seed, self._prefix = seed, prompt.text
 
     def step(self, completion: str) -> StepResult:
         """Run the calls of a turn, and return their results as tool messages.
 
         The metric ``tool_calls`` is the number of calls in the turn. A turn with calls also has the metrics
         ``malformed_calls``, the share of calls that cannot be parsed, name no function or have wrong arguments, and
-        ``failed_calls``, the share that ended in an error or at a limit.
+        ``failed_calls``, the share that ended in an error or at a limit. One without has ``unread_calls``: 1 when it
+        looks like a call in a format that is not read, which is warned of once, else 0.
         """
-        calls = find_calls(completion, self.call_format)
+        schemas = [tool.schema for tool in self._functions.values()]
+        calls = find_calls(completion, self.call_format, schemas, self.response_template, self._prefix)
         metrics = {"tool_calls": float(len(calls))}
         if not calls:
+            metrics |= count_unread(completion, self.call_format, schemas, "ToolEnvironment.call_format")
             return StepResult(done=True, metrics=metrics)
         if self.max_calls is not None and self._num_calls + len(calls) > self.max_calls:
             refusal = ToolResult(f"no call ran: at most {self.max_calls} are allowed (max_calls)", is_error=True)

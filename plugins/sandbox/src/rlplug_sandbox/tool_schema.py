@@ -60,7 +60,7 @@ class ToolFunction:
             if name not in arguments:
                 return f"{self.name} lacks the argument {name!r}"
         for name, value in arguments.items():
-            if not _fits(value, properties[name]):
+            if not fits(value, properties[name]):
                 wanted = _wanted(properties[name])
                 return f"the argument {name!r} of {self.name} is {_brief(value)}: give {wanted}"
         return None
@@ -75,20 +75,20 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     """Return whether a JSON value fits a schema of :func:`transformers.utils.get_json_schema`."""
     if value is None and schema.get("nullable"):
         return True
     if "anyOf" in schema:
-        return any(_fits(value, option) for option in schema["anyOf"])
+        return any(fits(value, option) for option in schema["anyOf"])
     if "enum" in schema and not any(value == choice and type(value) is type(choice) for choice in schema["enum"]):
         return False
     if "type" in schema and not any(_is_of(value, kind) for kind in _kinds(schema)):
         return False
     if isinstance(value, list) and "items" in schema:
-        return all(_fits(item, schema["items"]) for item in value)
+        return all(fits(item, schema["items"]) for item in value)
     if isinstance(value, dict) and "additionalProperties" in schema:
-        return all(_fits(item, schema["additionalProperties"]) for item in value.values())
+        return all(fits(item, schema["additionalProperties"]) for item in value.values())
     return True
 
 
@@ -98,7 +98,7 @@ def _kinds(schema: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    return isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, KINDS.get(kind, object)) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _wanted(schema: Mapping[str, Any]) -> str:

@@ -213,3 +213,12 @@ def test_what_an_environment_changes_in_its_prompt_reaches_no_other_sample():
         answers += calls.collect(1.0)
     assert [answer.done for _, answer in answers] == [True, True]
     assert (prompt.answer, prompt.metadata) == (["4"], {"tests": []})
+
+
+def test_an_environment_gets_the_tokenizers_rules_for_a_turn(monkeypatch):
+    seen = []
+    environment = Doing(lambda: seen.append(environment.response_template) or StepResult(done=True))
+    one_step(environment)
+    monkeypatch.setattr(Letters, "response_template", {"fields": {}}, raising=False)
+    one_step(environment)
+    assert seen == [None, {"fields": {}}]

@@ -106,6 +106,7 @@ def chat_command(arguments: list[str]) -> int:
     if options.no_tools:
         config = replace(config, environment=None)
     model = config.policy if of_checkpoint is None else of_checkpoint.policy
+    model = replace(model, chat_template_kwargs=config.policy.chat_template_kwargs)
     if checkpoint is None:
         model = replace(model, path=place, init="pretrained")
     sampling = replace(config.sampling, **given_sampling(options))
@@ -253,11 +254,13 @@ def _config_of_folder(place: str, keys: Sequence[str]) -> RunConfig:
     parser.add_argument("--model.rollout", type=RolloutEngine | None, default=None)
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     parser.add_argument("--model.policy.dtype", type=str, default=dtype)
+    parser.add_argument("--model.policy.chat_template_kwargs", type=dict[str, Any], default={})
     with instantiation_errors():
         found: Any = parser.instantiate_classes(parser.parse_args([*keys]))
     if found.model.policy.dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"--model.policy.dtype is {found.model.policy.dtype}: give bfloat16 or float32.")
     unused: Any = None  # a chat neither trains nor scores
-    model = ModelConfig(place, dtype=found.model.policy.dtype)
+    kwargs = found.model.policy.chat_template_kwargs
+    model = ModelConfig(place, dtype=found.model.policy.dtype, chat_template_kwargs=kwargs)
     config = RunConfig(model, algorithm=unused, optimizer=unused, rollout=found.model.rollout)
     return replace(config, sampling=SamplingParams(max_new_tokens=FOLDER_TOKENS))

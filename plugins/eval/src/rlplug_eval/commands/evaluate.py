@@ -269,11 +269,19 @@ def _policies(record: EvalRecord, config: RunConfig) -> list[EvalPolicy]:
         place, checkpoint = place_of(each["argument"])
         if checkpoint is None:
             require_model(place)
-            model = ModelConfig(place, dtype=config.policy.dtype, attn_implementation=config.policy.attn_implementation)
+            own = config.policy
+            model = ModelConfig(
+                place,
+                dtype=own.dtype,
+                attn_implementation=own.attn_implementation,
+                chat_template_kwargs=own.chat_template_kwargs,
+            )
             found.append(EvalPolicy(Policy(each["name"], model)))
             continue
         run: RunConfig = _read(["--config", str(checkpoint / CONFIG)]).model.config
-        found.append(EvalPolicy(Policy(each["name"], replace(run.policy, dtype=config.policy.dtype), checkpoint), run))
+        kwargs = config.policy.chat_template_kwargs or run.policy.chat_template_kwargs
+        model = replace(run.policy, dtype=config.policy.dtype, chat_template_kwargs=kwargs)
+        found.append(EvalPolicy(Policy(each["name"], model, checkpoint), run))
     return found
 
 
