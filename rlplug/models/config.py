@@ -83,18 +83,25 @@ def require_same_tokens(
         )
 
 
+def unembedded_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[int, str]:
+    """Return a tokenizer's tokens beyond a model's embeddings, by id, such as the image token of Gemma 3 1B."""
+    return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token_id >= vocab_size}
+
+
 def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
     """Return the policy's properties that engine and data need, read without its weights.
 
     Raises:
-        ConfigError: The model has fewer embeddings than the tokenizer has ids, or neither names an end token.
+        ConfigError: The model does not embed an id of the tokenizer's text, or neither names an end token.
     """
     model_config = read_config(config.path, "model.policy")
     text_config = model_config.get_text_config()
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= text_config.vocab_size:
+    unused = unembedded_tokens(tokenizer, text_config.vocab_size)
+    needed = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id}
+    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if unused.keys() - special or unused.keys() & needed:
         raise ConfigError(
-            f"model.policy.path {config.path!r}: the tokenizer has ids up to {largest}, and the model embeds only "
+            f"model.policy.path {config.path!r}: the tokenizer has ids up to {max(unused)}, and the model embeds only "
             f"{text_config.vocab_size}. They belong to different models: use the tokenizer files of this one."
         )
     named: list[Any] = [tokenizer.eos_token_id]
