@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -29,8 +29,8 @@ class PromptRules:
     """Longest completion, in tokens."""
     rewards: Sequence[Reward] = ()
     """Rewards that must be able to score them."""
-    unembedded: Mapping[int, str] = field(default_factory=dict)
-    """Tokens that the policy does not embed, by id."""
+    vocab_size: int | None = None
+    """Tokens that the policy embeds."""
 
 
 class PromptEncoder:
@@ -90,13 +90,11 @@ class PromptEncoder:
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
-        unembedded = self._rules.unembedded
-        for prompt in prompts if unembedded else ():
-            if found := unembedded.keys() & set(prompt.token_ids):
-                raise ConfigError(
-                    f"data.{split}: the prompt {prompt.uid!r} has the token {unembedded[min(found)]!r}, for which the "
-                    "policy has no embedding: remove it from the text."
-                )
+        known = self._rules.vocab_size
+        for prompt in prompts if known is not None and len(tokenizer) > known else ():
+            if (largest := max(prompt.token_ids)) >= known:
+                what = f"{tokenizer.decode([largest])!r}, for which the policy has no embedding: remove it."
+                raise ConfigError(f"data.{split}: the prompt {prompt.uid!r} has the token {what}")
         return prompts
 
     def keep(self, split: str, prompts: list[Prompt]) -> list[Prompt]:

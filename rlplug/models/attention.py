@@ -90,7 +90,6 @@ def packed_attention(
     """Compute causal attention; the signature is that of transformers' attention functions.
 
     Args:
-        module: The attention layer.
         query: [1, H, n, head_dim].
         key: [1, H_kv, n, head_dim]; H is a multiple of H_kv.
         value: [1, H_kv, n, head_dim].
@@ -104,7 +103,6 @@ def packed_attention(
         sequence_group: Process group of the ranks that hold the parts of the row.
         flash: Kernels that compute all attention; by default torch's, where they support the inputs.
         s_aux: [H]: attention sinks.
-        unused: Other arguments of transformers.
 
     Returns:
         [1, n, H, head_dim], and None for attention weights.
@@ -209,9 +207,8 @@ def _from_products(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sequ
     if sinks is not None:
         column = sinks.to(products.dtype)[:, None, None].expand(*products.shape[:-1], 1)
         products = torch.cat([products, column], dim=-1)
-    weights = products.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    output: Tensor = weights[..., : key.shape[-2]] @ value
-    return output
+    weights = products.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[-2]].to(query.dtype)
+    return weights @ value
 
 
 def sequences_to_heads(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lightning.pytorch.utilities import rank_zero_warn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError
@@ -83,11 +84,6 @@ def require_same_tokens(
         )
 
 
-def unembedded_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[int, str]:
-    """Return a tokenizer's tokens beyond a model's embeddings, by id, such as the image token of Gemma 3 1B."""
-    return {token_id: token for token, token_id in tokenizer.get_vocab().items() if token_id >= vocab_size}
-
-
 def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
     """Return the policy's properties that engine and data need, read without its weights.
 
@@ -96,13 +92,16 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy
     """
     model_config = read_config(config.path, "model.policy")
     text_config = model_config.get_text_config()
-    unused = unembedded_tokens(tokenizer, text_config.vocab_size)
-    needed = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id}
-    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if unused.keys() - special or unused.keys() & needed:
+    unused = {each for each in tokenizer.get_vocab().values() if each >= text_config.vocab_size}
+    never = {each for each, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if unused - never | unused & {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}:
         raise ConfigError(
             f"model.policy.path {config.path!r}: the tokenizer has ids up to {max(unused)}, and the model embeds only "
             f"{text_config.vocab_size}. They belong to different models: use the tokenizer files of this one."
+        )
+    if unused:  # as of gemma-3-1b-it
+        rank_zero_warn(
+            f"The policy has no embedding of {len(unused)} special tokens of its tokenizer: no prompt may have one."
         )
     named: list[Any] = [tokenizer.eos_token_id]
     for owner in (text_config, read_generation_config(config.path)):

@@ -23,16 +23,13 @@ from rlplug.models import attention
 from rlplug.models.hf_files import read, read_config, read_generation_config
 from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
-NOISE: Final = ("drop", "jitter", "noise")
-"""Parts of the names of options that switch randomness on: attention_dropout, attn_pdrop, router_jitter_noise, ..."""
+NOISE: Final = ("drop", "jitter", "noise")  # in the names of options: attention_dropout, router_jitter_noise, ...
 IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")
 """Attention implementations that respect sequence boundaries in every model; others do in some models only."""
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
     """Build a model on the meta device: float32, in training mode, without dropout.
-
-    Dropout would make the trainer's logprobs differ from the engine's on the same weights.
 
     Args:
         config: Configuration of the model.
@@ -51,11 +48,7 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
 
 
 def trainable_config(config: ModelConfig, key: str) -> Any:
-    """Return transformers' configuration of a model, without dropout and noise.
-
-    Raises:
-        ConfigError: It cannot be read, or is of a model that cannot be trained.
-    """
+    """Return a model's configuration without dropout, by which logprobs would not be those of the engine."""
     model_config = read_config(config.path, key)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
@@ -67,37 +60,22 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
             if isinstance(value, float) and any(word in option for word in NOISE):
                 setattr(owner, option, 0.0)
     if (model_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)) is not None:
-        _check_attention(model_class, config.attn_implementation, key)
+        if config.attn_implementation not in IMPLEMENTATIONS:
+            raise ConfigError(
+                f"{key}.attn_implementation is {config.attn_implementation!r}, with which packed sequences can attend "
+                f"to each other: give one of {', '.join(IMPLEMENTATIONS)}."
+            )
+        if not model_class._supports_attention_backend:
+            raise ConfigError(
+                f"{key}.path: {model_class.__name__} does not support transformers' AttentionInterface, so packed "
+                "sequences would attend to each other. Use a model that does."
+            )
     elif hasattr(model_config, "vision_config"):
         raise ConfigError(
             f"{key}.path {config.path!r} is a vision-language model, {type(model_config).__name__}: rlplug trains on "
             "text alone, without a path for images. Give a text model."
         )
     return model_config
-
-
-def _check_attention(model_class: Any, implementation: str, key: str) -> None:
-    """Raise an error for attention that would treat a packed row as one sequence.
-
-    Args:
-        model_class: Model class of transformers.
-        implementation: Its ``attn_implementation``.
-        key: Key of the model in the run's configuration, for messages.
-
-    Raises:
-        ConfigError: The implementation is not in ``IMPLEMENTATIONS``, or the model does not support transformers'
-            AttentionInterface.
-    """
-    if implementation not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"{key}.attn_implementation is {implementation!r}, with which packed sequences can attend to each other: "
-            f"give one of {', '.join(IMPLEMENTATIONS)}."
-        )
-    if not model_class._supports_attention_backend:
-        raise ConfigError(
-            f"{key}.path: {model_class.__name__} does not support transformers' AttentionInterface, so packed "
-            "sequences would attend to each other. Use a model that does."
-        )
 
 
 def load_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
@@ -143,7 +121,7 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     weights |= {prefix + name: buffer for name, buffer in model.named_buffers() if name in saved}
     _copy_all(buffers, rebuilt_buffers(template, buffers))
     if config.init == "random":
-        _copy_all(weights, _drawn_weights(template, _device_of(weights), config.seed))
+        _copy_all(weights, _drawn_weights(template, next(iter(weights.values())).device, config.seed))
         return Effect(f"weights drawn with seed {config.seed}, block by block")
     from rlplug.models.weight_files import stream, weight_files, whole_weights
 
@@ -256,7 +234,3 @@ def _owner(template: PreTrainedModel, name: str) -> PreTrainedModel:
         name = name.rpartition(".")[0]
         module = template.get_submodule(name)
     return module
-
-
-def _device_of(weights: Mapping[str, Tensor]) -> torch.device:
-    return next(iter(weights.values())).device

@@ -17,30 +17,23 @@ from rlplug.models.hf_files import read
 from rlplug.models.loading import rebuilt_buffers, trainable_config
 from rlplug.models.packing import PackedTokens
 
-LENGTH: Final = 8
-"""Tokens of the first of the two sequences on which a model is tried; the second has one more."""
-WINDOW: Final = 5
-"""Longest window of attention there, so that both sequences are longer."""
-TOLERANCE: Final = 1e-3
-"""Largest difference of logits, in their standard deviation, that is round-off of float32; leaks are 0.1 and more."""
-PERIOD: Final = 100_003
-"""Random numbers that all weights share: a prime, so that rows of a matrix differ."""
-LARGEST: Final = 1 << 28
-"""Elements of a matrix beyond which its rows overlap in memory."""
+LENGTH: Final = 8  # tokens of the first of the two sequences on which a model is tried; the second has one more
+WINDOW: Final = 5  # longest window of attention there, so that both sequences are longer
+TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
+PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
+LARGEST: Final = 1 << 28  # elements of a matrix beyond which its rows overlap in memory
 
 
 @torch.no_grad()
 def check_passes(config: ModelConfig, key: str) -> None:
     """Try a model's first layers, those of each kind, on two packed sequences, on the CPU with random weights.
 
-    Weights share memory, so that layers of any size take little of it.
-
     Raises:
         ConfigError: Two passes in training differ; or the logits of the second sequence change with the first, or are
             not those that the model computes of it alone with transformers' own attention.
     """
     model = _first_layers(trainable_config(config, key), config.path, key)
-    text = model.config.get_text_config()
+    text, name = model.config.get_text_config(), type(model).__name__
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _give_values(model)
@@ -51,21 +44,21 @@ def check_passes(config: ModelConfig, key: str) -> None:
             model.set_attn_implementation("eager")
             alone = model(input_ids=second[None], use_cache=False).logits[0]
         except Exception as error:
-            raise ConfigError(
-                f"{key}.path: {type(model).__name__} cannot be trained: a pass of its first layers over a packed row, "
-                f"on the CPU, raised {describe(error)} Use another model."
-            ) from error
-    own = logits[LENGTH:]
+            what = f"{key}.path: {name} cannot be trained: a pass over a packed row, on the CPU, raised"
+            raise ConfigError(f"{what} {describe(error)} Use another model.") from error
     for one, two, problem in (
-        (logits, again, "computes something else in each training pass: switch its noise off in config.json"),
-        (own, beside[LENGTH:], "leaks each packed sequence into the next: the borders do not reach all its layers"),
-        (logits, engine, "computes other logits in training than an engine does: see its options in config.json"),
-        (own, alone, "computes other logits of a packed sequence than of it alone, with a mask or state of its own"),
+        (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
+        (logits[LENGTH:], beside[LENGTH:], "leaks each packed sequence into the next: borders do not reach all layers"),
+        (logits, engine, "computes other logits in training than an engine, with what config.json may switch off"),
+        (
+            logits[LENGTH:],
+            alone,
+            "computes other logits of a packed sequence than of it alone: it has its own mask or state",
+        ),
     ):
         if not bool((one - two).abs().max() <= TOLERANCE * one.std()):
-            types = ", ".join(sorted(set(getattr(text, "layer_types", None) or ())))
-            layers = f" (its layers are of type {types})" * bool(types)
-            raise ConfigError(f"{key}.path: {type(model).__name__} {problem}{layers}. Or use another model.")
+            types = ", ".join(sorted(set(getattr(text, "layer_types", None) or ["attention"])))
+            raise ConfigError(f"{key}.path: {name} {problem} (layers: {types}). Use another model.")
 
 
 def _first_layers(config: Any, path: str, key: str) -> Any:
@@ -75,9 +68,9 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
         ends = type(value) is int and WINDOW < value < getattr(text, "max_position_embeddings", math.inf)
         if ends and ("window" in option or "chunk" in option):
             setattr(text, option, WINDOW)
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": attention.NAME}
     with torch.device("meta"):
-        model: Any = read(path, key, "model", AutoModelForCausalLM.from_config, config, **options)
+        make: Any = AutoModelForCausalLM.from_config
+        model = read(path, key, "model", make, config, dtype=torch.float32, attn_implementation=attention.NAME)
     blocks = transformer_blocks(model)
     kinds = [_kind(block, index, text) for index, block in enumerate(blocks)]
     for module in model.modules():
@@ -125,24 +118,16 @@ def _logits(model: Any, *sequences: Tensor) -> Tensor:
     ids, positions = torch.cat(sequences), torch.cat([torch.arange(len(ids)) for ids in sequences])
     every, borders = torch.arange(len(ids)), torch.tensor([0, len(sequences[0]), len(ids)], dtype=torch.int32)
     row = PackedTokens(ids[None], positions[None], borders, LENGTH + 1, every, ids, every, len(ids))
-    logits: Tensor = model(**row.model_inputs(), logits_to_keep=every).logits[0]
-    return logits
+    return model(**row.model_inputs(), logits_to_keep=every).logits[0]  # type: ignore[no-any-return]
 
 
 def check_long_sequences(config: Any, implementation: str, key: str, longest: int, sequence_size: int) -> None:
     """Raise an error for settings that would silently give wrong results with long sequences.
 
-    Args:
-        config: Configuration of a text model of transformers.
-        implementation: Its ``attn_implementation``.
-        key: Key of the model in the run's configuration, for messages.
-        longest: Tokens of the longest possible sequence.
-        sequence_size: Number of ranks that share a row.
-
     Raises:
-        ConfigError: Ranks share rows and attention is not rlplug's own, the only one that exchanges their parts; or
-            sequences can be too long for the short factors of LongRoPE (arXiv 2402.13753), and transformers would then
-            use the long ones for all sequences that are packed with such a one.
+        ConfigError: Ranks share rows and attention is not rlplug's own, which alone exchanges their parts; or sequences
+            can be too long for the short factors of LongRoPE (arXiv 2402.13753), in whose place the long ones would
+            be taken for all sequences of a row.
     """
     if sequence_size > 1 and implementation != attention.NAME:
         raise ConfigError(

@@ -22,8 +22,7 @@ def widths_of(config: Any) -> Widths:
     """Return the widths of a block from the configuration of a text model."""
 
     def size(option: str) -> Any:
-        """Return an option, its largest value where it has one for each layer, as in Gemma 3n and OpenELM."""
-        value = getattr(config, option, None)
+        value = getattr(config, option, None)  # for each layer in Gemma 3n and OpenELM
         return max(value) if isinstance(value, list | tuple) else value
 
     hidden, num_heads = config.hidden_size, size("num_attention_heads") or 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.data.prompt_encoder import PromptRules
-from rlplug.models.config import load_spec, load_tokenizer, unembedded_tokens
+from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.weight_sync.manifest import meta_model
 
@@ -28,15 +28,13 @@ class RunInputs:
     tools: Sequence[Mapping[str, Any]]
     """JSON schemas of the functions that the policy may call in its environment."""
     notes: Sequence[str] = ()
-    """What a person should know of environment and tokenizer."""
+    """What a person should know of the environment."""
     rewards: Sequence[Reward] = ()
-    unembedded: Mapping[int, str] = field(default_factory=dict)
-    """Tokens that the policy does not embed, by id."""
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
-        context = self.spec.max_context
-        return PromptRules(self.tokenizer, self.tools, context, max_new_tokens, self.rewards, self.unembedded)
+        limits = self.spec.max_context, max_new_tokens
+        return PromptRules(self.tokenizer, self.tools, *limits, self.rewards, self.spec.vocab_size)
 
 
 def read_inputs(config: RunConfig) -> RunInputs:
@@ -60,13 +58,9 @@ def read_inputs(config: RunConfig) -> RunInputs:
 
         spec = replace(spec, routers=router_shape(meta_model(spec.path), "model.router_replay"))
     tools: Sequence[Mapping[str, Any]] = ()
-    notes: list[str] = []
+    notes: Sequence[str] = ()
     if config.environment is not None:
         from rlplug.rollout.turns.environment_calls import ask_environment
 
-        tools, of_environment = ask_environment(config.environment)
-        notes += of_environment
-    unembedded = unembedded_tokens(tokenizer, spec.vocab_size) if spec.vocab_size else {}
-    if unembedded:
-        notes += [f"special tokens without an embedding: {len(unembedded)}; a prompt that has one is refused"]
-    return RunInputs(tokenizer, spec, tools, notes, config.rewards, unembedded)
+        tools, notes = ask_environment(config.environment)
+    return RunInputs(tokenizer, spec, tools, notes, config.rewards)

@@ -41,8 +41,7 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
     peft = import_peft()
     total = sum(parameter.numel() for parameter in network.parameters())
     output: Any = network
-    output_layer = output.get_output_embeddings()
-    targets, num_routers = config.targets, 0
+    output_layer, targets, num_routers = output.get_output_embeddings(), config.targets, 0
     if targets == "all-linear":
         linear = {name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)}
         routers = {name for name in linear if hasattr(network.get_submodule(name.rpartition(".")[0]), "experts")}
@@ -63,8 +62,8 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
     adapters = adapters_of(network)
     assert adapters is not None
     return Effect(
-        f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {_count(trained)} parameters train, "
-        f"{_count(total)} are frozen in {str(dtype).removeprefix('torch.')}"
+        f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {trained:,} parameters train, "
+        f"{total:,} are frozen in {str(dtype).removeprefix('torch.')}"
         + f", {num_routers} routers among them"
         * bool(num_routers)
     )
@@ -159,11 +158,3 @@ def _record(network: nn.Module, config: LoRAConfig) -> Adapters:
                 )
             updates[name] = LowRankUpdate(layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], config.scale)
     return Adapters(updates, plain_names)
-
-
-def _count(number: int) -> str:
-    """Return a number of parameters as people write it, such as ``4.9M``."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

@@ -45,8 +45,8 @@ class ObservationTokens:
         has_tools: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        special = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-        self._control_tokens = {*tokenizer.all_special_tokens, *special}
+        added = tokenizer.added_tokens_decoder.values()
+        self._control_tokens = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         self._chat = chat
         self._tools = tools
         self._takes_tool_role = True
