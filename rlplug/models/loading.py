@@ -24,8 +24,7 @@ from rlplug.models.hf_files import read, read_config, read_generation_config
 from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
 NOISE: Final = ("drop", "jitter", "noise")  # in the names of options: attention_dropout, router_jitter_noise, ...
-IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")
-"""Attention implementations that respect sequence boundaries in every model; others do in some models only."""
+IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")  # keep sequences of a row apart
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:

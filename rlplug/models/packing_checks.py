@@ -82,14 +82,11 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
 
 
 def _kind(block: nn.Module, index: int, config: Any) -> Any:
-    """Return what tells a layer from others: its modules, options and type, without sizes and its own index."""
+    """Return what tells a layer from others: its type, modules and options; of numbers, whether they are 0."""
     types = getattr(config, "layer_types", None) or ()
-    return [*types[index : index + 1]] + [
-        (name, type(module), option, value if isinstance(value, str) else bool(value))
-        for name, module in block.named_modules()
-        for option, value in vars(module).items()
-        if isinstance(value, str | bool | float | None) or (type(value) is int and value != index)
-    ]
+    options = ((name, type(each), *option) for name, each in block.named_modules() for option in vars(each).items())
+    known = [option for option in options if isinstance(option[-1], str | float | int | None)]
+    return [*types[index : index + 1], *((*o[:-1], o[-1] if isinstance(o[-1], str) else bool(o[-1])) for o in known)]
 
 
 def _give_values(model: Any) -> None:

@@ -54,13 +54,12 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
         raise ConfigError(f"model.lora.targets is {config.targets}: {' '.join(str(error).split())}") from error
     if output.get_output_embeddings() is not output_layer:
         raise ConfigError("model.lora.targets names the output layer, whose logprobs are computed from its own weight.")
-    attach_adapters(network, _record(network, config))
+    adapters = _record(network, config)
+    attach_adapters(network, adapters)
     for parameter in network.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    adapters = adapters_of(network)
-    assert adapters is not None
     return Effect(
         f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {trained:,} parameters train, "
         f"{total:,} are frozen in {str(dtype).removeprefix('torch.')}"
