@@ -44,8 +44,7 @@ def check_passes(config: ModelConfig, key: str) -> None:
             model.set_attn_implementation("eager")
             alone = model(input_ids=second[None], use_cache=False).logits[0]
         except Exception as error:
-            what = f"{key}.path: {name} cannot be trained: a pass over a packed row, on the CPU, raised"
-            raise ConfigError(f"{what} {describe(error)} Use another model.") from error
+            raise ConfigError(f"{key}.path: a pass of {name} over a packed row raised {describe(error)}") from error
     for one, two, problem in (
         (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
         (logits[LENGTH:], beside[LENGTH:], "leaks each packed sequence into the next: borders do not reach all layers"),
@@ -83,10 +82,10 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
 
 def _kind(block: nn.Module, index: int, config: Any) -> Any:
     """Return what tells a layer from others: its type, modules and options; of numbers, whether they are 0."""
-    types = getattr(config, "layer_types", None) or ()
     options = ((name, type(each), *option) for name, each in block.named_modules() for option in vars(each).items())
-    known = [option for option in options if isinstance(option[-1], str | float | int | None)]
-    return [*types[index : index + 1], *((*o[:-1], o[-1] if isinstance(o[-1], str) else bool(o[-1])) for o in known)]
+    known = (option for option in options if isinstance(option[-1], str | float | int | None))
+    types = (getattr(config, "layer_types", None) or ())[index : index + 1]
+    return [*types, *((*o[:-1], o[-1] if isinstance(o[-1], str) else bool(o[-1])) for o in known)]
 
 
 def _give_values(model: Any) -> None:
@@ -105,8 +104,7 @@ def _give_values(model: Any) -> None:
     numbers = torch.randn(PERIOD).repeat(2 + most // PERIOD) / model.config.get_text_config().hidden_size ** 0.5
     for index, (owner, name, tensor, strides) in enumerate(views):
         values = numbers.as_strided(tensor.shape, strides, index * 7919 % PERIOD).to(tensor.dtype)
-        if tensor.dim() == 1 and name == "weight":  # of a norm
-            values = values + 1
+        values = values + (tensor.dim() == 1 and name == "weight")  # 1 in a norm
         owner[name] = nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
 
 
