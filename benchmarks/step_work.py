@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rlplug_plan.model_shape import ModelShape
 from shapes import SHAPES, completion_lengths, make_batch, model_flops, write_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlplug.distributed.mesh import rank_share
-from rlplug.models.shape import ModelShape
 
 GROUP = 8
 NAME, COMPLETIONS, LENGTHS, SPANS = "STEP_WORKLOAD", "STEP_COMPLETIONS", "STEP_LENGTHS", "STEP_SPANS"

@@ -29,6 +29,8 @@ class PromptRules:
     """Longest completion, in tokens."""
     rewards: Sequence[Reward] = ()
     """Rewards that must be able to score them."""
+    vocab_size: int | None = None
+    """Tokens that the policy embeds."""
 
 
 class PromptEncoder:
@@ -84,7 +86,7 @@ class PromptEncoder:
         """Return rows as prompts, of any length.
 
         Raises:
-            ConfigError: A row cannot be rendered, or has no tokens.
+            ConfigError: A row cannot be rendered, has no tokens, or one that the policy does not embed.
         """
         limit, _ = self.limit()
         tokenizer = self._rules.tokenizer
@@ -104,6 +106,11 @@ class PromptEncoder:
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
+        known = self._rules.vocab_size
+        for prompt in prompts if known is not None and len(tokenizer) > known else ():
+            if (largest := max(prompt.token_ids)) >= known:
+                what = f"{tokenizer.decode([largest])!r}, for which the policy has no embedding: remove it."
+                raise ConfigError(f"{key}: the prompt {prompt.uid!r} has the token {what}")
         return prompts
 
     def keep(self, key: str, prompts: list[Prompt]) -> list[Prompt]:

@@ -44,6 +44,10 @@ class Sequences:
     """Factor of the query-key products; 1 / sqrt(head_dim) by default."""
     window: int | None = None
     """Number of keys that a query attends to, its own position included."""
+    softcap: float | None = None
+    """``c`` in ``c tanh(x / c)`` of the query-key products, as in Gemma 2 (arXiv 2408.00118, section 2)."""
+    sinks: Tensor | None = None
+    """[H]: logits of a key without a value that each query of a head also sees, as in gpt-oss."""
 
 
 FlashAttention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
@@ -80,12 +84,12 @@ def packed_attention(
     max_length_q: int | None = None,
     sequence_group: dist.ProcessGroup | None = None,
     flash: FlashAttention | None = None,
+    s_aux: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention; the signature is that of transformers' attention functions.
 
     Args:
-        module: The attention layer.
         query: [1, H, n, head_dim].
         key: [1, H_kv, n, head_dim]; H is a multiple of H_kv.
         value: [1, H_kv, n, head_dim].
@@ -98,19 +102,16 @@ def packed_attention(
         max_length_q: Tokens of the longest sequence.
         sequence_group: Process group of the ranks that hold the parts of the row.
         flash: Kernels that compute all attention; by default torch's, where they support the inputs.
-        unused: Other arguments of transformers.
+        s_aux: [H]: attention sinks.
 
     Returns:
         [1, n, H, head_dim], and None for attention weights.
 
     Raises:
-        ConfigError: The layer has attention sinks or is not causal, or ``flash`` does not support it.
+        ConfigError: The layer is not causal, or ``flash`` does not support it.
     """
-    if unused.get("s_aux") is not None or not getattr(module, "is_causal", True):
-        raise ConfigError(
-            f"{type(module).__name__} has attention sinks or is not causal, which packed attention does not support: "
-            "use another model, or set its attn_implementation to a flash attention of transformers that does."
-        )
+    if not getattr(module, "is_causal", True):
+        raise ConfigError(f"{type(module).__name__} is not causal, as packed attention is: use another model.")
     assert key.shape[2] == query.shape[2], "packed attention takes whole sequences, without a KV cache"
     batch_size, _, length, _ = query.shape
     if cu_seq_lens_q is None or max_length_q is None:
@@ -119,9 +120,10 @@ def packed_attention(
     query, key, value = (states.transpose(0, 1).flatten(1, 2) for states in (query, key, value))
     if sequence_group is not None:
         query, key, value = sequences_to_heads(query, key, value, sequence_group)
+        s_aux = None if s_aux is None else s_aux.chunk(sequence_group.size())[sequence_group.rank()]
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
-    sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window)
-    output = _attend(query, key, value, sequences, softcap, flash)
+    sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window, softcap, s_aux)
+    output = _attend(query, key, value, sequences, flash)
     if sequence_group is not None:
         output = heads_to_sequences(output, sequence_group)
     return output.view(-1, batch_size, length, output.shape[-1]).permute(1, 2, 0, 3), None
@@ -130,24 +132,16 @@ def packed_attention(
 AttentionInterface.register(NAME, packed_attention)
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequences: Sequences,
-    softcap: float | None,
-    flash: FlashAttention | None,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, flash: FlashAttention | None) -> Tensor:
     """Return attention within sequences, with the kernels that were asked for or support it; [heads, N, head_dim]."""
-    has_flash = uses_flash(query, value, softcap)
+    has_flash = sequences.sinks is None and uses_flash(query, value, sequences.softcap)
     if flash is not None and not has_flash:
         raise ConfigError(
-            "the attention kernels of model.optimizations need passes in half precision on a GPU and scores without a "
-            "soft cap: remove them, or set model.policy.dtype to bfloat16."
+            "the attention kernels of model.optimizations need passes in half precision on a GPU and scores without "
+            "soft cap and sinks: remove them, or set model.policy.dtype to bfloat16."
         )
     if not has_flash:
-        how = (sequences.borders, sequences.longest, sequences.scale, sequences.window, softcap)
-        return _padded(query, key, value, *how)
+        return _padded(query, key, value, sequences)
     states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     if flash is None and _is_one_long_sequence(query, sequences):
         return cudnn_attention(*states, sequences.scale).transpose(0, 1)
@@ -181,25 +175,17 @@ def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | No
     return output[0].transpose(0, 1)
 
 
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    borders: Tensor,
-    longest: int,
-    scale: float | None,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Return attention of sequences padded to ``longest``; all tensors are [heads, N, head_dim], without padding."""
+def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Return attention of sequences padded to the longest; all tensors are [heads, N, head_dim], without padding."""
+    borders, longest, scale, window = sequences.borders, sequences.longest, sequences.scale, sequences.window
     num_tokens = query.shape[1]
     steps = torch.arange(longest, device=query.device)
     positions = (borders[:-1, None] + steps).clamp(max=num_tokens - 1)  # [S, longest]; causality hides the padding
     query, key, value = (states[:, positions].transpose(0, 1) for states in (query, key, value))
     distance = steps[:, None] - steps
     seen = (distance >= 0) & (distance < (window or longest))
-    if softcap is not None:
-        output = _softcapped(query, key, value, seen, scale, softcap)
+    if sequences.softcap is not None or sequences.sinks is not None:
+        output = _from_products(query, key, value, seen, sequences)
     else:
         mask: dict[str, Any] = {"is_causal": True} if window is None else {"attn_mask": seen}
         output = nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True, **mask)
@@ -209,14 +195,20 @@ def _padded(
     return output[sequence, :, tokens - borders[sequence]].transpose(0, 1)
 
 
-def _softcapped(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None, softcap: float) -> Tensor:
-    """Return attention with a soft cap, as in Gemma 2 (arXiv 2408.00118, section 2); no kernel of torch has it."""
+def _from_products(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sequences: Sequences) -> Tensor:
+    """Return attention with a soft cap or sinks, which no kernel of torch has."""
+    scale, softcap, sinks = sequences.scale, sequences.softcap, sequences.sinks
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     products = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    products = (softcap * torch.tanh(products / softcap)).masked_fill(~seen, -torch.inf)
-    weights: Tensor = products.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
-    return weights
+    if softcap is not None:
+        products = softcap * torch.tanh(products / softcap)
+    products = products.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.to(products.dtype)[:, None, None].expand(*products.shape[:-1], 1)
+        products = torch.cat([products, column], dim=-1)
+    weights = products.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[-2]].to(query.dtype)
+    return weights @ value
 
 
 def sequences_to_heads(

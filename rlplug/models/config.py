@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lightning.pytorch.utilities import rank_zero_warn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError
@@ -89,15 +90,20 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy
     """Return the policy's properties that engine and data need, read without its weights.
 
     Raises:
-        ConfigError: The model has fewer embeddings than the tokenizer has ids, or neither names an end token.
+        ConfigError: The model does not embed an id of the tokenizer's text, or neither names an end token.
     """
     model_config = read_config(config.path, "model.policy")
     text_config = model_config.get_text_config()
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= text_config.vocab_size:
+    unused = {each for each in tokenizer.get_vocab().values() if each >= text_config.vocab_size}
+    never = {each for each, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if unused - never | unused & {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}:
         raise ConfigError(
-            f"model.policy.path {config.path!r}: the tokenizer has ids up to {largest}, and the model embeds only "
+            f"model.policy.path {config.path!r}: the tokenizer has ids up to {max(unused)}, and the model embeds only "
             f"{text_config.vocab_size}. They belong to different models: use the tokenizer files of this one."
+        )
+    if unused:  # as of gemma-3-1b-it
+        rank_zero_warn(
+            f"The policy has no embedding of {len(unused)} special tokens of its tokenizer: no prompt may have one."
         )
     named: list[Any] = [tokenizer.eos_token_id]
     for owner in (text_config, read_generation_config(config.path)):

@@ -7,7 +7,7 @@ block at a time and keeps its shard.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,16 @@ from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models import attention
 from rlplug.models.hf_files import read, read_config, read_generation_config
-from rlplug.models.packing_checks import check_attention, check_layers
 from rlplug.weight_sync.hf_names import adapters_of, hf_weights
+
+NOISE: Final = ("drop", "jitter", "noise")  # in the names of options: attention_dropout, router_jitter_noise, ...
+IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")  # keep sequences of a row apart
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
     """Build a model on the meta device: float32, in training mode, without dropout.
-
-    Dropout would make the trainer's logprobs differ from the engine's on the same weights.
 
     Args:
         config: Configuration of the model.
@@ -36,6 +37,17 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     Raises:
         ConfigError: The model has no readable configuration, transformers cannot build it, or packing would break it.
     """
+    model_config = trainable_config(config, key)
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
+    with torch.device("meta"):
+        model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
+    if (generation := read_generation_config(config.path)) is not None:
+        model.generation_config = generation
+    return model.train()  # type: ignore[no-any-return]
+
+
+def trainable_config(config: ModelConfig, key: str) -> Any:
+    """Return a model's configuration without dropout, by which logprobs would not be those of the engine."""
     model_config = read_config(config.path, key)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
@@ -44,22 +56,25 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
         )
     for owner in (model_config, model_config.get_text_config()):
         for option, value in vars(owner).items():
-            if isinstance(value, float) and "drop" in option:  # attention_dropout, attn_pdrop, layerdrop, ...
+            if isinstance(value, float) and any(word in option for word in NOISE):
                 setattr(owner, option, 0.0)
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     if (model_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)) is not None:
-        check_attention(model_class, config.attn_implementation, key)
+        if config.attn_implementation not in IMPLEMENTATIONS:
+            raise ConfigError(
+                f"{key}.attn_implementation is {config.attn_implementation!r}, with which packed sequences can attend "
+                f"to each other: give one of {', '.join(IMPLEMENTATIONS)}."
+            )
+        if not model_class._supports_attention_backend:
+            raise ConfigError(
+                f"{key}.path: {model_class.__name__} does not support transformers' AttentionInterface, so packed "
+                "sequences would attend to each other. Use a model that does."
+            )
     elif hasattr(model_config, "vision_config"):
         raise ConfigError(
             f"{key}.path {config.path!r} is a vision-language model, {type(model_config).__name__}: rlplug trains on "
             "text alone, without a path for images. Give a text model."
         )
-    with torch.device("meta"):
-        model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
-    check_layers(model, key)
-    if (generation := read_generation_config(config.path)) is not None:
-        model.generation_config = generation
-    return model.train()  # type: ignore[no-any-return]
+    return model_config
 
 
 def load_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
@@ -103,9 +118,9 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
         if adapters is None or name in adapters.plain_names
     }
     weights |= {prefix + name: buffer for name, buffer in model.named_buffers() if name in saved}
-    _copy_all(buffers, _rebuilt_buffers(template, buffers))
+    _copy_all(buffers, rebuilt_buffers(template, buffers))
     if config.init == "random":
-        _copy_all(weights, _drawn_weights(template, _device_of(weights), config.seed))
+        _copy_all(weights, _drawn_weights(template, next(iter(weights.values())).device, config.seed))
         return Effect(f"weights drawn with seed {config.seed}, block by block")
     from rlplug.models.weight_files import stream, weight_files, whole_weights
 
@@ -199,7 +214,7 @@ def _children_first(
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 
-def _rebuilt_buffers(template: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def rebuilt_buffers(template: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield buffers that no checkpoint holds, such as RoPE's frequencies, computed as ``from_pretrained`` does."""
     for owner_name in dict.fromkeys(name.rpartition(".")[0] for name in buffers):
         module = template.get_submodule(owner_name)
@@ -218,7 +233,3 @@ def _owner(template: PreTrainedModel, name: str) -> PreTrainedModel:
         name = name.rpartition(".")[0]
         module = template.get_submodule(name)
     return module
-
-
-def _device_of(weights: Mapping[str, Tensor]) -> torch.device:
-    return next(iter(weights.values())).device

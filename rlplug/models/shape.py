@@ -1,15 +1,10 @@
-"""Sizes of a model that determine its memory, from its configuration and an empty copy of it."""
+"""Widths of a model's blocks, and the cost of its attention, from its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from torch import nn
 from transformers import PretrainedConfig
-
-from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 
 
 class Widths(NamedTuple):
@@ -23,78 +18,18 @@ class Widths(NamedTuple):
     """Inner width of the MLP, or of all experts that a token visits."""
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a model like Llama: gated MLPs or experts, two norms per block. For other models they are estimates."""
-
-    parameters: int
-    """Number of all parameters."""
-    block_parameters: int
-    """Parameters of the largest block."""
-    end_parameters: int
-    """Parameters of the larger of input embeddings and output layer; of both where they are tied."""
-    num_blocks: int
-    """Number of transformer blocks."""
-    hidden: int
-    """Hidden size D."""
-    widths: Widths
-    vocab: int
-    """Vocabulary size V."""
-    has_qk_norms: bool
-    """Whether queries and keys are normalised, as in Qwen3."""
-    token_parts: int = 1
-    """Ranks of the tensor axis that split the tokens between blocks (sequence parallelism)."""
-
-    @classmethod
-    def of(cls, model: nn.Module) -> ModelShape:
-        """Return the shape of a transformers model, or of a critic around one; the meta device is enough."""
-        inner: Any = pretrained_part(model)
-        config = inner.config.get_text_config()
-        blocks = transformer_blocks(model)
-        inside = {id(parameter) for block in blocks for parameter in block.parameters()}
-        return cls(
-            parameters=_count(model.parameters()),
-            block_parameters=max(_count(block.parameters()) for block in blocks),
-            end_parameters=max((p.numel() for p in model.parameters() if id(p) not in inside), default=0),
-            num_blocks=len(blocks),
-            hidden=config.hidden_size,
-            widths=widths_of(config),
-            vocab=config.vocab_size,
-            has_qk_norms=any(name.rpartition(".")[2] == "q_norm" for name, _ in blocks[0].named_modules()),
-        )
-
-    def split(self, tensor_size: int, sequence_parallel: bool = False) -> ModelShape:
-        """Return the shape on one rank of the tensor axis: about its part of each block, and whole embeddings.
-
-        With ``sequence_parallel`` embeddings, output layer and the tokens between blocks are split too.
-        """
-        if tensor_size == 1:
-            return self
-        parts = tensor_size if sequence_parallel else 1
-        outside = (self.parameters - self.num_blocks * self.block_parameters) // parts
-        block = self.block_parameters // tensor_size
-        return replace(
-            self,
-            parameters=outside + self.num_blocks * block,
-            block_parameters=block,
-            end_parameters=self.end_parameters // parts,
-            widths=Widths(*(width // tensor_size for width in self.widths)),
-            token_parts=parts,
-        )
-
-    @property
-    def kv_elements(self) -> int:
-        """Elements of the keys and values of one token in all blocks."""
-        return 2 * self.num_blocks * self.widths.key
-
-
 def widths_of(config: Any) -> Widths:
     """Return the widths of a block from the configuration of a text model."""
-    hidden, num_heads = config.hidden_size, getattr(config, "num_attention_heads", 0)
-    head_dim = getattr(config, "head_dim", None) or hidden // max(num_heads, 1)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    mlp = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
-    mlp *= getattr(config, "num_experts_per_tok", None) or 1
+
+    def size(option: str) -> Any:
+        value = getattr(config, option, None)  # for each layer in Gemma 3n and OpenELM
+        return max(value) if isinstance(value, list | tuple) else value
+
+    hidden, num_heads = config.hidden_size, size("num_attention_heads") or 0
+    head_dim = size("head_dim") or hidden // max(num_heads, 1)
+    num_kv_heads = size("num_key_value_heads") or num_heads
+    mlp = size("moe_intermediate_size") or size("intermediate_size") or 4 * hidden
+    mlp *= size("num_experts_per_tok") or 1
     return Widths(num_heads * head_dim, num_kv_heads * head_dim, mlp)
 
 
@@ -115,7 +50,3 @@ def attention_cost(config: PretrainedConfig) -> float:
     block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     return float(layer_types.count("full_attention") / len(layer_types) * query / block)
-
-
-def _count(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in parameters)

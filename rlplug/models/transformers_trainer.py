@@ -13,6 +13,8 @@ from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.models.loading import empty_model, load_weights
+from rlplug.models.packing_checks import check_passes
+from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import hf_weights
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ class TransformersTrainer(ModelTrainer):
     claims = TrainerClaims(
         axes=frozenset({"replicate", "sequence", "tensor"}), critic=True, lora=True, router_replay=True
     )
+
+    def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
+        check_passes(config, key)
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         return empty_model(config, key)

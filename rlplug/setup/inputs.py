@@ -33,7 +33,8 @@ class RunInputs:
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
-        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens, self.rewards)
+        limits = self.spec.max_context, max_new_tokens
+        return PromptRules(self.tokenizer, self.tools, *limits, self.rewards, self.spec.vocab_size)
 
 
 def read_inputs(config: RunConfig) -> RunInputs:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
+from rlplug_plan.model_shape import ModelShape
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits, EngineMemory
 from rlplug.interfaces.memory_plan import GPU
-from rlplug.models.shape import ModelShape
 from rlplug.types import GIB
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)

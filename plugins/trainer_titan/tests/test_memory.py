@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rlplug_plan.activations import block_elements, kept_elements
+from rlplug_plan.model_shape import ModelShape
 from rlplug_trainer_titan import TorchTitan
 from rlplug_trainer_titan.attention import PackedSequences
 from rlplug_trainer_titan.decoders import build_decoder
@@ -14,7 +15,6 @@ from titan_cases import SIZES
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits
-from rlplug.models.shape import ModelShape
 
 torch.set_num_threads(1)
 NUM_TOKENS = 64

@@ -12,10 +12,12 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.router_replay import named_routers
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
 from rlplug.models.forward import router_replay_of
@@ -38,25 +40,31 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
     """
     peft = import_peft()
     total = sum(parameter.numel() for parameter in network.parameters())
-    options = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.targets)
     output: Any = network
-    output_layer = output.get_output_embeddings()
+    output_layer, targets, num_routers = output.get_output_embeddings(), config.targets, 0
+    if targets == "all-linear":
+        linear = {name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+        routers = {name for name in linear if hasattr(network.get_submodule(name.rpartition(".")[0]), "experts")}
+        num_routers = len(routers | named_routers(network).keys())
+        targets = [name for name in sorted(linear - routers) if network.get_submodule(name) is not output_layer]
+    options = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
     try:
         peft.inject_adapter_in_model(options, network, adapter_name=ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigError(f"model.lora.targets is {config.targets}: {' '.join(str(error).split())}") from error
     if output.get_output_embeddings() is not output_layer:
         raise ConfigError("model.lora.targets names the output layer, whose logprobs are computed from its own weight.")
-    attach_adapters(network, _record(network, config))
+    adapters = _record(network, config)
+    attach_adapters(network, adapters)
     for parameter in network.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    adapters = adapters_of(network)
-    assert adapters is not None
     return Effect(
-        f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {_count(trained)} parameters train, "
-        f"{_count(total)} are frozen in {str(dtype).removeprefix('torch.')}"
+        f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {trained:,} parameters train, "
+        f"{total:,} are frozen in {str(dtype).removeprefix('torch.')}"
+        + f", {num_routers} routers among them"
+        * bool(num_routers)
     )
 
 
@@ -149,11 +157,3 @@ def _record(network: nn.Module, config: LoRAConfig) -> Adapters:
                 )
             updates[name] = LowRankUpdate(layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], config.scale)
     return Adapters(updates, plain_names)
-
-
-def _count(number: int) -> str:
-    """Return a number of parameters as people write it, such as ``4.9M``."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

@@ -18,8 +18,8 @@ class LoRAConfig:
     Args:
         rank: Rank r of the adapters.
         alpha: Their updates are scaled by alpha / rank.
-        targets: ``all-linear``, for all linear layers but the output layer, or the last parts of their names, such as
-            ``[q_proj, v_proj]``.
+        targets: ``all-linear``, for all linear layers but the output layer and routers of experts, or the last parts of
+            their names, such as ``[q_proj, v_proj]``.
         path: Folder of an adapter to start from, as peft and this trainer's export write it; its rank, alpha and
             targets must be the ones above. By default B starts at zero, so that the policy starts as it is.
         seed: Seed of A; 0 follows ``seed_everything``.

@@ -45,6 +45,8 @@ class ObservationTokens:
         has_tools: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.values()
+        self._control_tokens = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         self._chat = chat
         self._tools = tools
         self._takes_tool_role = True
@@ -85,7 +87,7 @@ class ObservationTokens:
 
     def _without_control_tokens(self, text: str) -> str:
         """Return ``text`` with a space inside each of the tokenizer's special tokens."""
-        for token in self._tokenizer.all_special_tokens:
+        for token in sorted(self._control_tokens, key=len, reverse=True):
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 

@@ -72,6 +72,16 @@ def test_empty_prompt():
     assert "data.val: the prompt 'p0'" in setup_error(PromptDataModule(ListSource("Hi"), val=ListSource("")))
 
 
+def test_prompt_with_a_token_that_the_policy_does_not_embed():
+    """Catches an index past the embeddings, which on a GPU ends the process."""
+    tokenizer = build_tokenizer()
+    rules = PromptRules(tokenizer, (), 100, 20, vocab_size=len(tokenizer))
+    PromptDataModule(ListSource("Hi")).load("fit", rules)
+    known = max(tokenizer("Hi").input_ids)
+    with pytest.raises(ConfigError, match=r"data\.train: the prompt 'p0' has the token .* no embedding"):
+        PromptDataModule(ListSource("Hi")).load("fit", PromptRules(tokenizer, (), 100, 20, vocab_size=known))
+
+
 def test_source_without_rows():
     assert setup_error(PromptDataModule(ListSource())).startswith("data.train: ListSource has no prompts")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.errors import ConfigError
-from rlplug.models.config import ModelConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.export import export_policy
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
@@ -45,3 +46,22 @@ def test_export_is_a_folder_that_transformers_opens(family, model_folder, load_p
 def test_only_rank_zero_writes(model_folder, load_policy, tmp_path):
     export_policy(load_policy(model_folder("llama")), None, torch.bfloat16, tmp_path / "out", 1, TRANSFORMERS)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_special_token_without_an_embedding_is_accepted(special, tmp_path):
+    """As of gemma-3-1b-it, whose image token no text has; a token of text would index past the embeddings."""
+    model = Path(__file__).parents[3] / "examples" / "quickstart" / "model"
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"].append({"id": size, "content": "<image>", "special": special} | flags)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = ModelConfig(path=str(folder))
+    if special:
+        with pytest.warns(UserWarning, match="no embedding of 1 special tokens"):
+            assert load_spec(config, load_tokenizer(config)).vocab_size == size
+    else:
+        with pytest.raises(ConfigError, match=f"ids up to {size}, and the model embeds only {size}"):
+            load_spec(config, load_tokenizer(config))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlplug.interfaces.memory import ActivationTraits
-from rlplug.models.shape import ModelShape
+from rlplug_plan.model_shape import ModelShape
 
 FLOAT32: Final = 4
 LOGITS_UPDATE_BYTES: Final = 15

@@ -8,9 +8,9 @@ from typing import Final
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory
 from rlplug.interfaces.memory_plan import GPU
-from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
+from rlplug_plan.model_shape import ModelShape
 
 NCCL_BYTES: Final = int(0.5 * GIB)
 

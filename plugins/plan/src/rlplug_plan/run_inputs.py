@@ -22,12 +22,12 @@ from rlplug.interfaces.weight_sync import FP8Weights
 from rlplug.models.critic.network import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.lora.config import LoRAConfig
-from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_plan.decisions import Decisions, decide
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
+from rlplug_plan.model_shape import ModelShape
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0

@@ -1,0 +1,132 @@
+"""Models as they come: each is right or refused before a weight is loaded, and none leaks or is random in silence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models import packing_checks
+from rlplug.models.loading import empty_model
+from rlplug.models.lora.adapters import add_adapters
+from rlplug.models.lora.config import LoRAConfig
+from rlplug.models.packing_checks import check_passes
+from rlplug.models.shape import widths_of
+from rlplug.weight_sync.hf_names import adapters_of
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
+EXPERTS = SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}
+LEAKS, OWN, CRASHES = "leaks each packed sequence", "of it alone", "is not causal"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(kind, options):
+        CONFIG_MAPPING[kind](**options).save_pretrained(tmp_path)
+        return ModelConfig(path=str(tmp_path), dtype="float32")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("llama", SIZES, None),
+        ("gpt_oss", EXPERTS | {"head_dim": 16, "sliding_window": 5}, None),
+        ("mixtral", EXPERTS | {"router_jitter_noise": 0.01}, None),
+        ("nemotron", SIZES | {"num_key_value_heads": 4}, LEAKS),
+        ("lfm2", SIZES | {"layer_types": ["conv", "full_attention"] * 2}, LEAKS),
+        ("doge", SIZES, OWN),
+        ("phimoe", EXPERTS | {"sliding_window": 5}, OWN),
+        ("roberta", SIZES, CRASHES),
+    ],
+)
+def test_a_model_is_right_or_refused(kind, options, problem, folder):
+    """Catches layers that drop the borders of sequences, masks that are dropped, and a first pass that raises."""
+    config = folder(kind, options)
+    if problem is None:
+        check_passes(config, "model.policy")
+        return
+    with pytest.raises(ConfigError, match=rf"^model\.policy\.path: .*{problem}"):
+        check_passes(config, "model.policy")
+
+
+class Noisy(torch.nn.Linear):
+    def forward(self, hidden):
+        return super().forward(hidden) + self.training * torch.rand(1)
+
+
+class Shifted(torch.nn.Linear):
+    def forward(self, hidden):
+        return super().forward(hidden) + 1.0 * self.training
+
+
+@pytest.mark.parametrize(("layer", "problem"), [(Noisy, "in each training pass"), (Shifted, "than an engine")])
+def test_noise_is_found_by_its_effect(layer, problem, folder, monkeypatch):
+    """Catches a check that knows names of options: this noise has none."""
+    first_layers = packing_checks._first_layers
+
+    def noisy(*arguments):
+        model = first_layers(*arguments)
+        model.model.layers[0].mlp.up_proj = layer(48, 64, bias=False, device="meta")
+        return model
+
+    monkeypatch.setattr(packing_checks, "_first_layers", noisy)
+    with pytest.raises(ConfigError, match=problem):
+        check_passes(folder("llama", SIZES), "model.policy")
+
+
+def test_a_large_model_is_tried_on_a_layer_of_each_kind(folder):
+    """Catches a check that runs all layers, or too few: the first full attention of Gemma 3 is its sixth layer."""
+    layers = SIZES | {"num_hidden_layers": 24, "head_dim": 16, "sliding_window": 5}
+    config = CONFIG_MAPPING["gemma3_text"](**layers)
+    model = packing_checks._first_layers(config, "somewhere", "model.policy")
+    assert len(model.model.layers) == 6
+
+
+def test_widths_of_layers_that_differ_are_the_largest():
+    config = CONFIG_MAPPING["gemma3n_text"](**SIZES | {"intermediate_size": [64, 96, 64, 64]})
+    assert widths_of(config).mlp == 96
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe"])
+def test_all_linear_leaves_routers_out(kind, folder):
+    options = EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    model = empty_model(folder(kind, options))
+    said = add_adapters(model, LoRAConfig(rank=2), torch.float32).description
+    assert "routers among them" in said
+    assert not [name for name in adapters_of(model).updates if "gate." in name]
+
+
+def test_sinks_are_those_of_transformers(folder):
+    """Sequences, windows and gradients of sinks, against eager attention of each sequence."""
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING["gpt_oss"](**EXPERTS | {"head_dim": 16, "sliding_window": 5})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="packed")
+    sinks = model.model.layers[0].self_attn.sinks
+    torch.nn.init.normal_(sinks)
+    first, second = torch.arange(3, 10), torch.arange(12, 21)
+    gradients = {}
+    for implementation in ("packed", "eager"):
+        model.set_attn_implementation(implementation)
+        if implementation == "packed":
+            logits = packing_checks._logits(model, first[:0].new_tensor([*first, 4]), second)
+        else:
+            alone = [model(input_ids=ids[None]).logits[0] for ids in (torch.tensor([*first, 4]), second)]
+            logits, packed = torch.cat(alone), logits
+            torch.testing.assert_close(packed, logits, rtol=0, atol=1e-4)
+        (gradients[implementation],) = torch.autograd.grad(logits.logsumexp(-1).sum(), sinks, retain_graph=True)
+    torch.testing.assert_close(gradients["packed"], gradients["eager"], rtol=1e-3, atol=1e-5)
