@@ -88,7 +88,7 @@ TWO_GPUS: Final = (
         "kit-vllm-servers",
         "the whole kit passes with VLLMServerRollout: weights over NCCL, in FP8 and tied too, two API processes",
         ((*WHOLE_KIT, "plugins/rollout_vllm/tests/test_server_conformance.py"),),
-        seconds=200,
+        seconds=420,
         gpus=2,
         engine="vllm",
         environment=WITHOUT_DEEP_GEMM,
