@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rlplug.data.rows import as_messages
 from rlplug.errors import ConfigError, did_you_mean, encodable, safe_repr
@@ -15,7 +14,7 @@ from rlplug.errors import ConfigError, did_you_mean, encodable, safe_repr
 DEFAULT_PROMPT_KEY: Final = "prompt"
 DEFAULT_ANSWER_KEY: Final = "answer"
 
-Messages = list[dict[str, Any]]
+Messages: TypeAlias = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,11 @@ class Columns:
         fields = self._rename(record, where, is_first)
         needed = {name: _value_of(fields, name, where, fix, is_first) for name, fix in self._needed.items()}
         if self.template is None:
-            prompt = _prompt(needed[self.prompt_key], where, self.prompt_key)
+            prompt = needed[self.prompt_key]
+            if not isinstance(prompt, str):
+                from rlplug.data.messages import read_messages
+
+                prompt = read_messages(prompt, where, self.prompt_key)
             used = {self.prompt_key, self.answer_key}
         else:
             prompt, used = self._fill(needed, where), {self.answer_key}
@@ -174,57 +177,3 @@ def _value_of(fields: Mapping[str, Any], name: str, where: str, fix: str, is_fir
         f"{where} has no field {name!r}; its fields are {listed}.{did_you_mean(name, there)} If all rows are like "
         f"that, {fix}; else correct that row."
     )
-
-
-def _prompt(value: Any, where: str, prompt_key: str) -> str | Messages:
-    """Return ``value`` if it is text or a list of messages.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if isinstance(value, str):
-        return value
-    expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where}: {prompt_key!r} is {safe_repr(value)}: give {expected}.")
-    messages = []
-    for message in value:
-        if (present := _message(message)) is None:
-            raise ConfigError(
-                f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}. Content is text or "
-                "parts of text, since rlplug trains on text alone, and may be null beside tool_calls."
-            )
-        messages.append(present)
-    return messages
-
-
-def _message(message: Any) -> dict[str, Any] | None:
-    """Return a message as chat templates take it, or ``None`` where it is none of text.
-
-    Parts of text are joined. Arguments of ``tool_calls`` that are JSON as text become the objects that templates take.
-    """
-    if not isinstance(message, dict):
-        return None
-    # columnar formats set the keys that only some messages have to None in the others
-    present = {key: value for key, value in message.items() if value is not None}
-    calls, content = present.get("tool_calls", []), present.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = present["content"] = "".join(str(part.get("text", "")) for part in content)
-    if calls and isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
-        present = {"content": None} | present | {"tool_calls": [_tool_call(call) for call in calls]}
-    elif calls or not isinstance(content, str):
-        return None
-    others = [value for key, value in present.items() if key not in ("content", "tool_calls")]
-    is_text = all(isinstance(value, str) for value in others) and isinstance(content, str | None)
-    return present if "role" in present and is_text else None
-
-
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        function = function | {"arguments": json.loads(function["arguments"])}
-    except ValueError:
-        return call
-    return call | {"function": function} if "function" in call else function

@@ -107,8 +107,8 @@ class PromptEncoder:
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         known = self._rules.vocab_size
-        for prompt in prompts if known is not None and len(tokenizer) > known else ():
-            if (largest := max(prompt.token_ids)) >= known:
+        for prompt in prompts:
+            if known is not None and (largest := max(prompt.token_ids)) >= known:
                 what = f"{tokenizer.decode([largest])!r}, for which the policy has no embedding: remove it."
                 raise ConfigError(f"{key}: the prompt {prompt.uid!r} has the token {what}")
         return prompts

@@ -58,7 +58,8 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
         for option, value in vars(owner).items():
             if isinstance(value, float) and any(word in option for word in NOISE):
                 setattr(owner, option, 0.0)
-    if (model_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)) is not None:
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
+    if model_class is not None:
         if config.attn_implementation not in IMPLEMENTATIONS:
             raise ConfigError(
                 f"{key}.attn_implementation is {config.attn_implementation!r}, with which packed sequences can attend "
