@@ -37,7 +37,7 @@ def build_models(parts: RunParts, built: Models | None) -> Models:
     config, strategy, plan = parts.config, parts.strategy, parts.plan
     trainer = config.model_trainer
     if plan is None:
-        check_trainer(config, strategy.mesh_sizes(strategy.world_size))
+        check_trainer(config, strategy.mesh_sizes(strategy.world_size), policy_alone=True)
     optimizations = config.optimizations if plan is None else plan.optimizations
     models = built or _policy_models(parts, optimizations)
     if plan is None:

@@ -50,6 +50,7 @@ ENGINE_ENVIRONMENT = "requirements-cpu.txt"
 """An engine whose folder has this file has an environment of its own, and targets of its own in the Makefile."""
 COME_WITH = {
     "huggingface_hub": "transformers",
+    "jinja2": "torch",
     "tokenizers": "transformers",
     "markupsafe": "jinja2",
     "triton": "torch",

@@ -71,7 +71,7 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     ("name", "message"),
     [
         ("no cache", "metrics.jsonl/cache, which cannot be written"),
-        ("no data", "--data no_file.jsonl: no .jsonl or .parquet file has that name"),
+        ("no data", "--data no_file.jsonl: no file of prompts has that name"),
         ("no class", "there is no module 'no_module'"),
         ("no policy", "the policy 'runs/none/001' does not exist. Give the folder of a run"),
         ("no model", "the policy 'tests' is no folder of a model: it has no config.json"),

@@ -20,7 +20,7 @@ _FORMS: Final = ("fused", "foreach")
 """Options of torch's optimizers that choose operators, some of which take no distributed tensors."""
 
 
-def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
+def check_trainer(config: RunConfig, mesh: MeshSizes, policy_alone: bool = False) -> None:
     """Refuse a run that needs more than its trainer claims, and models that the trainer cannot build.
 
     Raises:
@@ -59,7 +59,7 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
     trunk = None if config.critic is None else config.critic.trunk
     models = {"model.policy": config.policy, "model.reference": config.reference, "model.critic.trunk": trunk}
     for key, model in models.items():
-        if model is None:
+        if model is None or (policy_alone and key != "model.policy"):
             continue
         if claims.attention is not None and model.attn_implementation not in claims.attention:
             raise ConfigError(

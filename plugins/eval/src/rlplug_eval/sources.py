@@ -39,6 +39,6 @@ def require_source(argument: str, data: PromptDataModule) -> None:
     path = Path(argument).expanduser()
     if path.suffix.lower() not in READERS or not path.is_file():
         raise ConfigError(
-            f"--data {argument}: no {' or '.join(READERS)} file has that name. Give such a file, {' or '.join(OWN)}, "
-            "or {class_path: ..., init_args: ...}."
+            f"--data {argument}: no file of prompts has that name ({', '.join(READERS)}). Give such a file, "
+            f"{' or '.join(OWN)}, or {{class_path: ..., init_args: ...}}."
         )
