@@ -126,7 +126,6 @@ class PromptDataModule(LightningDataModule):
         encoder = PromptEncoder(rules, all_rows, *options)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
         self.val_prompts = encoder.usable("data.val", val) if val else []
-        self._count("val", val, self.val_prompts)
         if trained is not None:
             self._train_stream = trained.prompts(encoder, self.shuffle, self.seed)
             _check_returned(trained, "prompts", self._train_stream, TrainingPrompts)
@@ -135,6 +134,7 @@ class PromptDataModule(LightningDataModule):
             _warn_of_overlap(prompts, self.val_prompts)
             if self._early_state:
                 self._train_stream.load_state_dict(self._early_state)
+        self._count("val", val, self.val_prompts)
         self._stage, self._early_state = stage, {}
 
     def _count(self, split: str, rows: Sequence[PromptRow], prompts: Sequence[Prompt]) -> None:
