@@ -94,8 +94,7 @@ def results(attention_of, leaves, **how):
 def padded(query, key, value, sequences):
     """Compute what the CPU computes for packed rows."""
     states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    how = (sequences.borders, sequences.longest, sequences.scale, sequences.window, None)
-    return attention._padded(*states, *how).transpose(0, 1)
+    return attention._padded(*states, sequences).transpose(0, 1)
 
 
 @pytest.mark.parametrize("how", [{}, {"scale": 0.2}, {"window": 3}, {"window": 1}], ids=str)
