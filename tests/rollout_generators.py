@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -24,6 +26,8 @@ TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
 
 
 class TextlessTokenizer:
+    added_tokens_decoder = MappingProxyType({})
+
     def batch_decode(self, rows, skip_special_tokens):
         return ["" for _ in rows]
 
