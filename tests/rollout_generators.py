@@ -27,6 +27,7 @@ TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
 
 class TextlessTokenizer:
     added_tokens_decoder = MappingProxyType({})
+    all_special_tokens = ()
 
     def batch_decode(self, rows, skip_special_tokens):
         return ["" for _ in rows]
