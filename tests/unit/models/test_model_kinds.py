@@ -50,6 +50,7 @@ def folder(tmp_path):
         ("nemotron", SIZES | {"num_key_value_heads": 4}, LEAKS),
         ("lfm2", SIZES | {"layer_types": ["conv", "full_attention"] * 2}, LEAKS),
         ("doge", SIZES, OWN),
+        ("llama4_text", EXPERTS | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 32}, OWN),
         ("phimoe", EXPERTS | {"sliding_window": 5}, OWN),
         ("roberta", SIZES, CRASHES),
     ],
