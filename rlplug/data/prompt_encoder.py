@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,7 +108,7 @@ class PromptEncoder:
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         known = self._rules.vocab_size
-        for prompt in prompts:
+        for prompt in prompts if len(tokenizer) > (known or math.inf) else ():
             if known is not None and (largest := max(prompt.token_ids)) >= known:
                 what = f"{tokenizer.decode([largest])!r}, for which the policy has no embedding: remove it."
                 raise ConfigError(f"{key}: the prompt {prompt.uid!r} has the token {what}")
