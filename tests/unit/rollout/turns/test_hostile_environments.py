@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import MappingProxyType
 
 import pytest
 from hostile import SURROGATE, HugeText, Leaving, Slow, Unprintable, values
@@ -24,6 +25,7 @@ class Letters:
 
     name_or_path = "letters"
     all_special_tokens = ("<end>",)
+    added_tokens_decoder = MappingProxyType({})
 
     def get_vocab(self):
         return {"a": 0}
