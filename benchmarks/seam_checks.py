@@ -35,7 +35,6 @@ WARM_UP = 2
 """Steps that are not counted: what is imported and compiled at the first use."""
 CHECKS = {
     "completions": ("rlplug.rollout.completion_checks", "are_sound"),
-    "order": ("rlplug.rollout.agent_loop", "order_fault"),
     "list": ("rlplug.rollout.agent_loop", "check_list"),
     "report": ("rlplug.rollout.engine_driver", "check_report"),
     "stats": ("rlplug.rollout.engine_driver", "check_stats"),

@@ -42,6 +42,7 @@ WORDS: Final = {
     "tensor_parallel": "splits one model over several devices",
     "routed_experts": "returns the experts that its routers chose",
     "adapters": "serves low-rank adapters beside weights that it gets once",
+    "stop_strings": "ends a completion at a stop string by itself; others are cut there",
 }
 """The fields of ``EngineCapabilities``, as a user would say them."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rlplug.cli.configuration.early_checks import explain_four_bits, unknown_key
+from rlplug.cli.configuration.early_checks import unknown_key
 from rlplug.config import RunConfig
 from rlplug.errors import ConfigError, did_you_mean
 
@@ -63,6 +63,8 @@ class RLArgumentParser(LightningArgumentParser):
             name = next(filter(None, found.groups()))
             return unknown_key(name, self._keys())
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
+            from rlplug.cli.configuration.four_bits import explain_four_bits
+
             if (why := explain_four_bits(found[1])) is not None:
                 return why
             options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]

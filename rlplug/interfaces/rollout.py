@@ -40,6 +40,8 @@ class EngineCapabilities:
             them.
         adapters: Whether it serves low-rank adapters beside frozen weights that it gets once, as
             :class:`~rlplug.interfaces.weight_sync.AdapterWeights` says.
+        stop_strings: Whether it ends a completion at ``PolicySpec.stop``; otherwise it generates on, and the core cuts
+            off what follows.
     """
 
     colocated: bool = True
@@ -54,6 +56,7 @@ class EngineCapabilities:
     tensor_parallel: bool = False
     routed_experts: bool = False
     adapters: bool = False
+    stop_strings: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class PolicySpec:
         routers: Routers whose choices the engine must return in ``Completion.routed_experts``; ``None`` when it need
             not.
         adapters: Low-rank adapters that the engine serves; ``None`` when weight syncs send whole weights.
+        stop: Strings that end a completion, those of ``SamplingParams.stop``, for which an engine needs the tokenizer.
     """
 
     path: str
@@ -84,6 +88,7 @@ class PolicySpec:
     vocab_size: int | None = None
     routers: RouterShape | None = None
     adapters: AdapterWeights | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def require_same_tokens(
         )
 
 
-def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
-    """Return the policy's properties that engine and data need, read without its weights.
+def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> PolicySpec:
+    """Return the policy's properties that engine and data need, read without its weights; ``stop`` as in the result.
 
     Raises:
         ConfigError: The model does not embed an id of the tokenizer's text, or neither names an end token.
@@ -123,4 +123,5 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy
         pad_token_id=int(pad),
         max_context=int(getattr(text_config, "max_position_embeddings", 1 << 20)),
         vocab_size=int(text_config.vocab_size),
+        stop=stop,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.engines import check_list, order_fault
+from rlplug.interfaces.checks.engines import check_list
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
@@ -77,7 +77,7 @@ class AgentLoop:
         self.sampling = sampling
         per_step = None if step.partial is None else step.partial.max_tokens_per_step
         self._turns = TrajectoryTurns(trajectories, sampling.max_new_tokens, per_step, rules, step.progress)
-        self._checks = CompletionChecks(self._turns.most_tokens, policy, version)
+        self._checks = CompletionChecks(self._turns.most_tokens, policy, version, rules.stop)
         self._version = version
         self._environments = rules.environments
         self._ranks = ranks
@@ -121,7 +121,10 @@ class AgentLoop:
             try:
                 with watched(call):
                     completions = check_list(call, engine.generate(requests, self.sampling))
-                disorder = order_fault(call, completions, [request.request_id for request in requests])
+                if [each.request_id for each in completions] != [each.request_id for each in requests]:
+                    from rlplug.rollout.answer_checks import order_fault
+
+                    disorder = order_fault(call, completions, [each.request_id for each in requests])
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             self._progress.in_call(0, 0)  # each is counted when it is received

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug.errors import brief
+from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import FINISH_REASONS, LOWEST, ROUNDING, SourceOfTokens
 from rlplug.interfaces.rollout import EngineFault, PolicySpec
 from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
@@ -82,11 +83,27 @@ def check_completion(source: SourceOfTokens, completion: Completion, policy: Pol
     if len(ends) and ends[0] < num_tokens - 1:
         token = completion.token_ids[ends[0]]
         raise EngineFault(f"{source} returned {num_tokens} tokens, and the end token {token} is at index {ends[0]}.")
-    if policy.eos_token_ids and reason != "abort" and bool(len(ends)) != (reason == "stop"):
+    may_be_string = policy.stop and reason == "stop"
+    if policy.eos_token_ids and not may_be_string and reason != "abort" and bool(len(ends)) != (reason == "stop"):
         raise EngineFault(
             f"{source} returned finish reason {reason!r} and the last token {completion.token_ids[-1]}: it is 'stop' "
             f"exactly where the last token is one of the policy's end tokens, {list(policy.eos_token_ids)}."
         )
+
+
+def order_fault(call: PluginCall, completions: Sequence[Completion], wanted: Sequence[str]) -> EngineFault:
+    """Return the fault of completions that are not those of the requests, in the order of the requests."""
+    found = [each.request_id for each in completions]
+    must = f"return the completions of {len(wanted)} requests in their order"
+    if len(found) != len(wanted):
+        missing = next((name for name in wanted if name not in found), None)
+        did = f"returned {len(found)}" + (f", and none of request {missing}" if missing else "")
+    else:
+        index = next(index for index, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+        did = f"returned {brief(found[index])} at index {index}, where {wanted[index]} was asked for"
+    fault = call.violation(must, did, EngineFault)
+    assert isinstance(fault, EngineFault)
+    return fault
 
 
 def _array(source: object, field: str, values: Any, kinds: str) -> np.ndarray[Any, Any]:

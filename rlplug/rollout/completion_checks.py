@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion
+
+if TYPE_CHECKING:
+    from rlplug.rollout.turns.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,13 @@ class CompletionChecks:
         most_tokens: Returns how many tokens were asked for, for a trajectory.
         policy: Has the vocabulary, the end tokens, and the routers whose experts completions must have.
         version: Version of the weights that the engine got last.
+        stop: Cuts completions at the run's stop strings; ``None`` without any.
     """
 
     most_tokens: Callable[[Trajectory], int]
     policy: PolicySpec
     version: int
+    stop: StopStrings | None = None
 
     def accept(
         self, call: PluginCall, completions: Sequence[Completion], running: dict[str, Trajectory]
@@ -50,6 +56,7 @@ class CompletionChecks:
                 if not is_sound:
                     self._check(source, trajectory, completion, engine.capabilities.logprobs)
                 checked = self._with_checked_experts(source, trajectory, self._with_end(completion))
+                checked = checked if self.stop is None else self.stop.cut(source, trajectory, checked)
             except EngineFault as problem:
                 fault = fault or problem
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     EpsilonLogitsWarper,
     GenerationConfig,
     LogitsProcessor,
@@ -37,6 +38,9 @@ from rlplug.weight_sync.hf_names import hf_views
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
+if TYPE_CHECKING:
+    from rlplug.rollout.turns.stop_strings import StopStrings
+
 SAMPLER_BYTES: Final = 20
 """Bytes per logit while sampling: five float32 copies (raw, tempered, probabilities, cumulative sum, masked)."""
 
@@ -59,7 +63,9 @@ class HFRollout(RolloutEngine):
         max_batch_size: Most requests in one batch; more run one batch after another.
     """
 
-    capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True, routed_experts=True)
+    capabilities: EngineCapabilities = EngineCapabilities(
+        colocated=True, fp8_refit=True, routed_experts=True, stop_strings=True
+    )
     sampling_extra: ClassVar[frozenset[str]] = frozenset(WARPERS)
 
     @classmethod
@@ -94,6 +100,11 @@ class HFRollout(RolloutEngine):
             from rlplug.rollout.routed_experts import RouterRecorder
 
             self._recorder = RouterRecorder(self._model)
+        self._stop: StopStrings | None = None
+        if policy.stop:
+            from rlplug.rollout.turns.stop_strings import StopStrings
+
+            self._stop = StopStrings(AutoTokenizer.from_pretrained(policy.path), policy)
         # settings of a checkpoint's generation_config.json (temperature, top_k, ...) must not reach the sampler
         self._model.generation_config = GenerationConfig()
 
@@ -130,12 +141,15 @@ class HFRollout(RolloutEngine):
         prompt_ids, attention_mask = self._left_pad([request.prompt_ids for request in requests])
         draw = SeededSampler([request.seed for request in requests], sampling, num_new, self._device)
         sampler = _Sampler(draw, sampling)
+        criteria = StoppingCriteriaList(self._stopping_criteria)
+        if self._stop is not None:
+            criteria.append(self._stop.criterion(prompt_ids.shape[1]))
         counter = _ProgressCounter(prompt_ids.shape[1], self._policy.eos_token_ids, *counted)
         generated: Any = self._model.generate(
             prompt_ids,
             attention_mask=attention_mask,
             logits_processor=LogitsProcessorList([counter, sampler]),
-            stopping_criteria=self._stopping_criteria,
+            stopping_criteria=criteria,
             generation_config=GenerationConfig(
                 do_sample=False,  # the logits processor samples: it leaves one finite logit
                 max_new_tokens=num_new,
@@ -182,12 +196,14 @@ class HFRollout(RolloutEngine):
         """
         assert self._version is not None
         ends = np.isin(token_ids, self._policy.eos_token_ids).nonzero()[0]
-        length = int(ends[0]) + 1 if len(ends) else len(token_ids)
+        length, has_ended = (int(ends[0]) + 1, True) if len(ends) else (len(token_ids), False)
+        if self._stop is not None and (end := self._stop.end(request.prompt_ids[-1], token_ids[:length])):
+            length, has_ended = end, True
         return Completion(
             request_id=request.request_id,
             token_ids=token_ids[:length],
             logprobs=logprobs[:length],
-            finish_reason="stop" if len(ends) else "abort" if self.is_stopping() else "length",
+            finish_reason="stop" if has_ended else "abort" if self.is_stopping() else "length",
             policy_version=self._version,
             routed_experts=self._experts(len(request.prompt_ids) + length, recorded),
         )

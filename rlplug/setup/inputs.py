@@ -48,7 +48,7 @@ def read_inputs(config: RunConfig) -> RunInputs:
         from rlplug.data.chat_template import set_chat_template_kwargs
 
         set_chat_template_kwargs(tokenizer, config.policy.chat_template_kwargs)
-    spec = load_spec(config.policy, tokenizer)
+    spec = load_spec(config.policy, tokenizer, config.sampling.stop)
     if config.weight_sync.dtype is not None:
         from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 

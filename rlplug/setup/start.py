@@ -213,8 +213,13 @@ def make_generator(
     """
 
     def make_rules() -> TurnRules:
+        stop = None
+        if inputs.spec.stop:
+            from rlplug.rollout.turns.stop_strings import StopStrings
+
+            stop = StopStrings(inputs.tokenizer, inputs.spec)
         if config.environment is None:
-            return TurnRules(config.turns)
+            return TurnRules(config.turns, stop=stop)
         from rlplug.rollout.turns.environment_calls import EnvironmentCalls
         from rlplug.rollout.turns.observation_tokens import ObservationTokens
 
@@ -222,7 +227,7 @@ def make_generator(
         observations = ObservationTokens(tokenizer, data.renders_chat, tools, has_tools=bool(inputs.tools))
         end_tokens = inputs.spec.eos_token_ids
         environments = EnvironmentCalls(config.environment, tokenizer, end_tokens, config.turns, observations)
-        return TurnRules(config.turns, environments, observations)
+        return TurnRules(config.turns, environments, observations, stop)
 
     return RolloutGenerator(driver, inputs.tokenizer, make_rules, gather, store)
 

@@ -29,7 +29,7 @@ TRAJECTORY: Final = "trajectory"
 """Name, among a sample's rewards, of the error of a trajectory without environment that was given up."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""Reason why a completion ended: an end token (``stop``), ``max_new_tokens`` (``length``) or ``abort``."""
+"""Why a completion ended: an end token or stop string (``stop``), ``max_new_tokens`` (``length``) or ``abort``."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class SamplingParams:
         temperature: Divides the logits before sampling; 0 means greedy.
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many tokens; 0 keeps all.
+        stop: Strings that end a completion, which keeps them, in training and validation: ``["</search>"]``. Whichever
+            tokens spell them, it ends with the one that completes the first.
         extra: Options that the engine knows and rlplug does not, such as ``{min_p: 0.1}``, which it gets as they are.
             The trainer computes its logprobs without them: ``limits.mismatch_gate`` stops a run where that matters.
     """
@@ -71,10 +73,13 @@ class SamplingParams:
     temperature: Annotated[float, Range(0, 100)] = 1.0
     top_p: PositiveShare = 1.0
     top_k: Annotated[int, Range(0, 10_000_000)] = 0
+    stop: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict, hash=False)  # a dictionary has none; nobody changes it
 
     def __post_init__(self) -> None:
         check_ranges(self, "sampling")
+        if "" in self.stop:
+            raise ConfigError("sampling.stop has an empty string, which would end each completion: remove it.")
         if ours := sorted(self.extra.keys() & vars(self).keys()):
             raise ConfigError(f"sampling.extra.{ours[0]} is {self.extra[ours[0]]!r}: set sampling.{ours[0]} instead.")
         if 0 < self.temperature < 0.001:

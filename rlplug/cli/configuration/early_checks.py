@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,17 +17,6 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, did_you_mean, shorten
 
 _MOST_BYTES: Final = 1 << 20
-
-_FOUR_BITS: Final = re.compile(
-    r"(?:.*\.)?(?:load_in_[48]bit|quantization|quantization_config|quantize|qlora|bnb_\w+|bitsandbytes\w*|nf4|use_4bit)(?:\..*)?$"
-)
-"""Keys by which other frameworks quantise the frozen weights of a LoRA run."""
-_NO_FOUR_BITS: Final = (
-    "there is no key {key}: frozen weights in 4 or 8 bits (QLoRA) are not built. FSDP2 makes plain parameters of "
-    "bitsandbytes' and loses their scales (huggingface/accelerate#3983); torchao's would be sharded, but weight sync, "
-    "checkpoints and memory plan read the frozen weights as they are. Use model.lora with model.policy.dtype: bfloat16 "
-    "over more GPUs; see docs/lora.md."
-)
 
 
 @functools.cache
@@ -103,11 +91,8 @@ def _keys(block: Any, path: str) -> Iterator[str]:
 
 def unknown_key(name: str, keys: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
+    from rlplug.cli.configuration.four_bits import explain_four_bits
+
     if (why := explain_four_bits(name)) is not None:
         return why
     return f"there is no key {shorten(name)}.{did_you_mean(name, keys)} All keys: rlplug fit --help=all"
-
-
-def explain_four_bits(name: str) -> str | None:
-    """Return why there is no such key where it asks for quantised frozen weights, else ``None``."""
-    return _NO_FOUR_BITS.format(key=shorten(name)) if _FOUR_BITS.match(name) else None

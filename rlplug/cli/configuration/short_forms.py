@@ -7,9 +7,9 @@ that :class:`rlplug.config.RunConfig` documents.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError
@@ -121,10 +121,10 @@ def _value(key: str, value: Any) -> Any:
     if key in ("model.policy", "model.reference"):
         return {"path": value}
     if key in ("data.train", "data.val") and value[:1] not in ("[", "{"):
-        path = Path(value).expanduser()
-        if _DATA_FILE.fullmatch(value) or path.is_file():
+        path = os.path.expanduser(value)
+        if _DATA_FILE.fullmatch(value) or os.path.isfile(path):  # Path's raises where the name is too long
             return {"class_path": "FileSource", "init_args": {"path": value}}
-        if "/" in value or path.is_dir():
+        if "/" in value or os.path.isdir(path):
             return {"class_path": "HFDatasetSource", "init_args": {"path": value}}
     return value
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
     from rlplug.rollout.turns.observation_tokens import ObservationTokens
     from rlplug.rollout.turns.step_answer import Failure, StepAnswer
+    from rlplug.rollout.turns.stop_strings import StopStrings
     from rlplug.types import Completion
 
 
@@ -25,6 +26,8 @@ class TurnRules:
     """The environments that answer; ``None`` for completions of a single turn."""
     observations: ObservationTokens | None = None
     """Turns an environment's observation into tokens."""
+    stop: StopStrings | None = None
+    """Ends a turn at a string; ``None`` where no string does."""
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of the environments since the last call; none of a single turn."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
@@ -90,6 +92,8 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     engine, algorithm = config.engine, config.algorithm
     engine.check_sampling(config.sampling, "model.sampling")
     engine.check_sampling(config.validation.sampling_of(config.sampling), "model.validation.sampling")
+    if config.sampling.stop and not engine.capabilities.stop_strings:
+        rank_zero_warn(f"{type(engine).__name__} generates on after model.sampling.stop; what follows is cut off.")
     if config.environment is None and config.turns != TurnOptions():
         raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
     if config.memory.sleep_between_rollouts is True and is_here:

@@ -70,4 +70,6 @@ class ValidationConfig:
                 f"model.validation.sampling.max_new_tokens is {longest}, and context and memory are planned for "
                 f"model.sampling.max_new_tokens, {training.max_new_tokens}: give at most that, or raise it."
             )
-        return SamplingParams(**{**vars(given), "max_new_tokens": longest})
+        if given.stop not in ((), training.stop):
+            raise ConfigError("model.validation.sampling.stop has no effect: model.sampling.stop ends completions.")
+        return SamplingParams(**{**vars(given), "max_new_tokens": longest, "stop": training.stop})

@@ -34,6 +34,7 @@ FUNCTION = {"class_path": "FunctionReward", "init_args": {"function": "my_reward
             {"data": {"train": {"class_path": "HFDatasetSource", "init_args": {"path": "org/data"}}}},
         ),
         ({"train": "my_data.MySource"}, {"data": {"train": "my_data.MySource"}}),
+        ({"train": "x" * 5000}, {"data": {"train": "x" * 5000}}),  # longer than the name of a file may be
         ({"rewards": "MathVerify"}, {"model": {"rewards": [{"class_path": "MathVerify"}]}}),
         ({"rewards": ["my_rewards.score", FUNCTION]}, {"model": {"rewards": [FUNCTION, FUNCTION]}}),
         ({"rewards": "my_rewards.Brevity"}, {"model": {"rewards": [{"class_path": "my_rewards.Brevity"}]}}),

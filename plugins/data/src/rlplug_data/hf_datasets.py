@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +96,7 @@ class HFDatasetSource(PromptSource):
 
     def _prefix(self) -> str:
         folder = Path(self.path).expanduser()
-        title = folder.name if folder.is_dir() else self.path
+        title = folder.name if os.path.isdir(folder) else self.path  # Path's raises where the name is too long
         return "/".join(part for part in (title, self.name, self.split) if part)
 
     def _load(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -18,7 +18,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts", "adapters"]
+Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts", "adapters", "stopping"]
+PLAIN: Final[tuple[Family, ...]] = ("llama", "qwen2", "stopping")
+"""Families whose matrices need not divide into blocks."""
 
 VOCABULARY = 64
 MAX_CONTEXT = 2048
@@ -50,10 +52,11 @@ def make_model_folder(family: Family, folder: Path) -> None:
     distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices divide
     into blocks of 128, also where engines fuse them, with another scale in each block. ``experts`` and ``fp8_experts``
     are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere. In ``routed``
-    two of eight experts see each token, and the second of four layers has none. ``adapters`` is the Qwen3 of ``fp8``.
+    two of eight experts see each token, and the second of four layers has none. ``adapters`` is the Qwen3 of ``fp8``, and
+    ``stopping`` the ``llama``.
     """
     config = _config(family)
-    has_blocks = family not in ("llama", "qwen2")
+    has_blocks = family not in PLAIN
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -88,12 +91,12 @@ def _config(family: Family) -> PretrainedConfig:
         "eos_token_id": ENDS[0],
         "pad_token_id": PAD,
     }
-    if family not in ("llama", "qwen2"):
+    if family not in PLAIN:
         common |= {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
         common |= {"initializer_range": 0.04}  # soft attention keeps round-off of activations small
     if family == "qwen2":
         return Qwen2Config(**common, tie_word_embeddings=True)
-    if family == "llama":
+    if family in PLAIN:
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
     common |= {"head_dim": 64}
     if family in ("fp8", "adapters"):

@@ -69,6 +69,7 @@ class VLLMRollout(ColocatedEngine):
         tensor_parallel=True,
         routed_experts=torch.cuda.is_available(),  # vLLM 0.32 records them in a model runner that CPUs have not
         adapters=True,
+        stop_strings=True,
     )
 
     compile_cache_variables = CACHE_VARIABLES

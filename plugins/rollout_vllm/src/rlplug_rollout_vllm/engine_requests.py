@@ -37,7 +37,7 @@ QUIET_STEPS: Final = 4
 
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
-    return {
+    arguments = {
         **sampling.extra,
         "max_tokens": min(request.limit(sampling), room),
         "temperature": sampling.temperature,
@@ -47,8 +47,11 @@ def sampling_arguments(request: Request, sampling: SamplingParams, policy: Polic
         "stop_token_ids": list(policy.eos_token_ids),
         "ignore_eos": True,  # the end tokens are stop_token_ids
         "logprobs": 0,  # of the sampled token alone
-        "detokenize": False,
+        "detokenize": bool(policy.stop),
     }
+    if policy.stop:
+        arguments |= {"stop": list(policy.stop), "skip_special_tokens": False, "spaces_between_special_tokens": False}
+    return arguments
 
 
 class VLLMRequests(EngineRequests[Any]):

@@ -126,7 +126,7 @@ class VLLMOptions(EngineOptions):
             )
         arguments = {
             "model": policy.path,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not policy.stop,  # stop strings are looked for in the text
             "load_format": "dummy",
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",

@@ -114,6 +114,11 @@ class VLLMBackend(ServerBackend):
                 f"vLLM at {server.url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: "
                 f"start it with --logprobs-mode {LOGPROBS_MODE}."
             )
+        if self.policy.stop and model["skip_tokenizer_init"]:
+            raise ConfigError(
+                f"vLLM at {server.url} has no tokenizer, and model.sampling.stop is set: start it without "
+                "--skip-tokenizer-init."
+            )
         if (config.get("weight_transfer_config") or {}).get("backend") != self._transfer["backend"]:
             raise ConfigError(
                 f"vLLM at {server.url} does not take weights as this trainer sends them: install rlplug-rollout-vllm "
@@ -205,7 +210,12 @@ class VLLMServerRollout(ServerEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=False, disaggregated=True, streaming=True, fp8_refit=torch.cuda.is_available(), tensor_parallel=True
+        colocated=False,
+        disaggregated=True,
+        streaming=True,
+        fp8_refit=torch.cuda.is_available(),
+        tensor_parallel=True,
+        stop_strings=True,
     )
     compile_cache_variables = CACHE_VARIABLES
     sampling_extra = SAMPLING_EXTRA

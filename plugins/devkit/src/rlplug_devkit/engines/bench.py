@@ -37,6 +37,8 @@ token."""
 
 IN_FP8 = WeightSyncConfig(dtype="fp8_block")
 FP8_FAMILIES = ("fp8", "fp8_experts")
+STOP_STRINGS = ("A", " K", "M N")
+"""Of the tokenizer of the tiny models, which puts a space between letters: the last two need two tokens."""
 ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
 """Layers with adapters: among them some, and not all, of those that engines fuse."""
 ADAPTERS = AdapterWeights(3, 7.0, tuple(f"model.layers.{layer}.{name}" for layer in range(2) for name in ADAPTED))
@@ -204,8 +206,15 @@ class Bench:
         fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None
         routers = router_shape(meta_model(spec.path), "routed_experts") if family == "routed" else None
         adapters = ADAPTERS if family == "adapters" else None
+        stop = STOP_STRINGS if family == "stopping" else ()
         return dataclasses.replace(
-            spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8, routers=routers, adapters=adapters
+            spec,
+            dtype=self.settings.dtype,
+            max_context=max_context,
+            fp8=fp8,
+            routers=routers,
+            adapters=adapters,
+            stop=stop,
         )
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:

@@ -7,8 +7,11 @@ import random
 
 import numpy
 import pytest
+from transformers import AutoTokenizer
 
+from rlplug.rollout.turns.stop_strings import StopStrings
 from rlplug.types import SamplingParams
+from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
 
@@ -131,3 +134,25 @@ class FormChecks(EngineChecks):
             "the engine must go on as before when is_stopping() returns false again."
             f"{bench.doubt([request], [whole], SamplingParams(5))}"
         )
+
+
+class StopChecks(EngineChecks):
+    """Check of stop strings. Engines need a tokenizer for them, and so this one is an engine of its own."""
+
+    @applies_to("stop_strings")
+    def test_stop_strings_end_completions(self, bench: Bench) -> None:
+        bench.holding("endless", family="stopping")
+        strings = StopStrings(AutoTokenizer.from_pretrained(bench.spec.path), bench.spec)
+        requests = bench.requests("stop strings", [2, 9], num_samples=40)
+        completions = bench.generate(requests, SamplingParams(20))
+        num_stopped = 0
+        for request, completion in zip(requests, completions, strict=True):
+            end, num_tokens = strings.end(request.prompt_ids[-1], completion.token_ids), len(completion.token_ids)
+            num_stopped += end is not None
+            found = (num_tokens, completion.finish_reason)
+            assert found == ((20, "length") if end is None else (end, "stop")), (
+                f"a completion of {num_tokens} of 20 tokens came back as {completion.finish_reason!r}, and its first "
+                f"stop string, of PolicySpec.stop {bench.spec.stop}, ends with token {end}: it must end a completion, "
+                "whichever tokens spell it, and be included."
+            )
+        assert num_stopped > 10, f"{num_stopped} of {len(completions)} completions stopped: a third should."
