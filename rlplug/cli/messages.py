@@ -43,6 +43,7 @@ _TYPE_WORDS: Final = {
     "bool": "true or false",
     "str": "text",
     "list": "a list",
+    "tuple": "a list",
     "dict": "a block",
     "NoneType": "null",
 }

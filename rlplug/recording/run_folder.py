@@ -71,8 +71,7 @@ class RunFolder(Callback, RunObserver):
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
-            runs to load. Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to
-            the libraries.
+            runs to load; ``null`` leaves it to each library.
         verbose: Print the batch plan, the memory plan and where compiled code is kept, before the first step.
     """
 

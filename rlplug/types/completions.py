@@ -63,8 +63,7 @@ class SamplingParams:
         temperature: Divides the logits before sampling; 0 means greedy.
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many tokens; 0 keeps all.
-        stop: Strings that end a completion, which keeps them, in training and validation: ``["</search>"]``. Whichever
-            tokens spell them, it ends with the one that completes the first.
+        stop: Strings that end a completion, which keeps them, such as ``["</search>"]``, whichever tokens spell them.
         extra: Options that the engine knows and rlplug does not, such as ``{min_p: 0.1}``, which it gets as they are.
             The trainer computes its logprobs without them: ``limits.mismatch_gate`` stops a run where that matters.
     """
@@ -78,6 +77,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_ranges(self, "sampling")
+        object.__setattr__(self, "stop", tuple(self.stop))  # JSON has lists
         if "" in self.stop:
             raise ConfigError("sampling.stop has an empty string, which would end each completion: remove it.")
         if ours := sorted(self.extra.keys() & vars(self).keys()):

@@ -91,13 +91,15 @@ def test_when_it_is_due():
 
 
 def test_sampling():
-    run = SamplingParams(77, temperature=0.8, top_k=3)
+    run = SamplingParams(77, temperature=0.8, top_k=3, stop=["</a>"])
     given = ValidationSampling(temperature=0.6, top_p=0.9, extra={"min_p": 0.1})
     drawn = ValidationConfig(num_samples=4, sampling=given).sampling_of(run)
-    assert drawn == SamplingParams(77, temperature=0.6, top_p=0.9, extra={"min_p": 0.1})
+    assert drawn == SamplingParams(77, temperature=0.6, top_p=0.9, extra={"min_p": 0.1}, stop=("</a>",))
     assert type(drawn) is SamplingParams
-    assert ValidationConfig(sampling=ValidationSampling(max_new_tokens=7)).sampling_of(run) == SamplingParams(7)
-    assert ValidationConfig().sampling_of(run) == SamplingParams(77, temperature=0.0)
+    assert ValidationConfig(sampling=ValidationSampling(max_new_tokens=7)).sampling_of(run) == SamplingParams(
+        7, stop=("</a>",)
+    )
+    assert ValidationConfig().sampling_of(run) == SamplingParams(77, temperature=0.0, stop=("</a>",))
 
 
 def test_a_validation_that_is_longer_than_the_run_plans_for_is_refused():

@@ -52,8 +52,8 @@ def make_model_folder(family: Family, folder: Path) -> None:
     distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices divide
     into blocks of 128, also where engines fuse them, with another scale in each block. ``experts`` and ``fp8_experts``
     are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere. In ``routed``
-    two of eight experts see each token, and the second of four layers has none. ``adapters`` is the Qwen3 of ``fp8``, and
-    ``stopping`` the ``llama``.
+    two of eight experts see each token, and the second of four layers has none. ``adapters`` is the Qwen3 of ``fp8``,
+    and ``stopping`` the ``llama``.
     """
     config = _config(family)
     has_blocks = family not in PLAIN

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -51,7 +51,8 @@ class EvalOptions:
         sampling = self.sampling
         usual = vars(SamplingParams(sampling.max_new_tokens, sampling.temperature))
         cuts = {dashed(name): value for name, value in vars(sampling).items() if value != usual[name]}
-        shown = {} if sampling.is_greedy else {name: value for name, value in cuts.items() if name != "extra"}
+        hidden = cuts.keys() - {"stop"} if sampling.is_greedy else {"extra"}
+        shown = {name: value for name, value in cuts.items() if name not in hidden}
         how = "greedy" if sampling.is_greedy else f"temperature {sampling.temperature:g}"
         how += "".join(f", {name} {value}" for name, value in (shown | sampling.extra).items())
         number = f"{self.num_samples} sample{'s' * (self.num_samples > 1)} a prompt"
@@ -59,21 +60,25 @@ class EvalOptions:
         return f"{number}, {how}, at most {sampling.max_new_tokens} tokens; {judged}"
 
 
+SAMPLING_FIELDS: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "stop")
+"""Fields of the sampling that a command may change; the engine has the run's stop strings from its start."""
+
+
 def add_sampling_options(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add an option for each field of :class:`SamplingParams`, such as ``--top-p``.
+    """Add an option for each of ``SAMPLING_FIELDS``, such as ``--top-p``.
 
     Args:
         parser: It gets the options, whose default is ``None``.
         default: Where else their values come from, for the help.
     """
-    for each in fields(SamplingParams):
-        about = "options that only the engine knows, such as '{min_p: 0.1}'; " if each.name == "extra" else ""
-        parser.add_argument(f"--{dashed(each.name)}", type=reader_of(each.name), help=f"{about}default: {default}")
+    for name in SAMPLING_FIELDS:
+        about = "options that only the engine knows, such as '{min_p: 0.1}'; " if name == "extra" else ""
+        parser.add_argument(f"--{dashed(name)}", type=reader_of(name), help=f"{about}default: {default}")
 
 
 def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of :class:`SamplingParams` that a command line has given, by name."""
-    given = {each.name: getattr(options, each.name) for each in fields(SamplingParams)}
+    given = {name: getattr(options, name) for name in SAMPLING_FIELDS}
     return {name: value for name, value in given.items() if value is not None}
 
 

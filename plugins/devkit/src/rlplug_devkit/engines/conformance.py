@@ -36,9 +36,9 @@ class EngineConformance(
     """All checks of a rollout engine, to subclass in a test module that returns the engine from ``make_engine``.
 
     The checks share an engine, and start others for tied embeddings, stop strings, experts, routing, adapters and FP8;
-    each check also runs alone. They make its calls in the order of the core, :mod:`rlplug.rollout.engine_states`, and as the
-    only rank: an engine that several ranks run together is checked with one rank. Checks of a capability that the
-    engine does not claim do not apply. The report at the end of pytest's output says, for each capability, whether
+    each check also runs alone. They make its calls in the order of the core, :mod:`rlplug.rollout.engine_states`, and
+    as the only rank: an engine that several ranks run together is checked with one rank. Checks of a capability that
+    the engine does not claim do not apply. The report at the end of pytest's output says, for each capability, whether
     it is claimed and how many of its checks passed, failed, or were skipped and why.
 
     Example::

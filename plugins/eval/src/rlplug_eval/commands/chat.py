@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from rlplug.types import SamplingParams
 from rlplug_eval.chat import Conversation, End
 from rlplug_eval.commands.evaluate import split_keys
 from rlplug_eval.engine import PolicyEngine, placement_of
-from rlplug_eval.options import add_sampling_options, dashed, given_sampling, reader_of
+from rlplug_eval.options import SAMPLING_FIELDS, add_sampling_options, dashed, given_sampling, reader_of
 from rlplug_eval.policies import Policy, is_run, label_of, place_of
 
 CHAT_DESCRIPTION: Final = """talk to a policy in the terminal
@@ -40,7 +40,7 @@ A policy without a chat template continues each message as a prompt of its own. 
 can be typed. Text appears 16 tokens at a time, with any engine.
 """
 TAKES_CONFIGURATION: Final = True
-SAMPLING: Final = {f"/{dashed(each.name)}": each.name for each in fields(SamplingParams)}
+SAMPLING: Final = {f"/{dashed(name)}": name for name in SAMPLING_FIELDS}
 """Fields of the sampling by the commands that change them."""
 HELP: Final = f"""/reset               forget the conversation
 /system TEXT         begin anew with this system message; without TEXT with none
