@@ -43,6 +43,10 @@ class TestAverages(Sabotaged):
     trainer = broken_trainers.AveragesOverTokens
 
 
+class TestNoise(Sabotaged):
+    trainer = broken_trainers.DrawsNoise
+
+
 class TestMissingName(Sabotaged):
     trainer = broken_trainers.DropsAName
 

@@ -55,6 +55,18 @@ class AveragesOverTokens(TransformersTrainer):
         return network
 
 
+class DrawsNoise(TransformersTrainer):
+    """Adds noise to embeddings in training, as routers of some models do to theirs."""
+
+    def empty_network(self, config, key):
+        def noisy(embedding, inputs, output):
+            return output + 0.02 * torch.randn_like(output) if torch.is_grad_enabled() else output
+
+        network: Any = super().empty_network(config, key)
+        network.get_input_embeddings().register_forward_hook(noisy)
+        return network
+
+
 class ReturnsACopyOfLogits(TransformersTrainer):
     def empty_network(self, config, key):
         def copied(network, inputs, output):

@@ -35,6 +35,12 @@ CAUGHT_BY = {
     },
     "TestPadding": {"TrainsThePadding": GRADIENTS},
     "TestAverages": {"AveragesOverTokens": {*GRADIENTS, "test_gradients_do_not_depend_on_micro_batches"}},
+    "TestNoise": {
+        "DrawsNoise": {
+            *(*GRADIENTS, "test_training_passes_repeat", "test_gradients_do_not_depend_on_micro_batches"),
+            "test_resume_repeats_the_next_step",
+        }
+    },
     "TestMissingName": {"DropsAName": {*SENT, "test_export_opens_in_transformers"}},
     "TestTied": {"SendsTiedEndsTwice": SENT},
     "TestKeys": {"SwapsKeysAndValues": {*SENT, "test_export_opens_in_transformers"}},
@@ -75,6 +81,7 @@ CAUGHT_BY = {
 """For each class of checks: the mistakes of its trainer, and the checks that find each, without model and one rank."""
 SAYS = {
     "TestLeaks": "other tokens in row 2 change the logprobs of rows [3, 4, 6, 7]",
+    "TestNoise": "Dropout, noise of routers and state of earlier passes must be off in training too",
     "TestMissingName": "1 are missing, first 'model.layers.1.mlp.up_proj.weight'",
     "TestQueries": "model.layers.0.self_attn.q_proj.weight is off by",
     "TestGenerationConfig": "must keep the folder's as generation_config",

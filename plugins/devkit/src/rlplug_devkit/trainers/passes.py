@@ -45,6 +45,15 @@ class PassChecks(TrainerChecks):
             f"{float(difference[others].max()):.3g} nats. {SEQUENCES}"
         )
 
+    def test_training_passes_repeat(self, bench: TrainerBench, model: str, mesh: str) -> None:
+        first, again = bench.value(model, mesh, "twice")
+        difference = float((first - again).abs().max())
+        assert difference <= self.tolerance / 10, (
+            f"logprobs of a training pass of {model} on {mesh} differ by up to {difference:.3g} nats when it is "
+            "repeated. Dropout, noise of routers and state of earlier passes must be off in training too: ratios of "
+            "probabilities would be of another policy than the one that generated."
+        )
+
     def test_gradients_equal_transformers(self, bench: TrainerBench, model: str, mesh: str) -> None:
         found, expected = bench.value(model, mesh, "gradients"), bench.reference(model).gradients
         advice = (

@@ -225,6 +225,11 @@ class Measured:
             "changed": self.run(rows(is_changed=True), rows().num_sequences),
         }
 
+    def twice(self) -> tuple[Tensor, Tensor]:
+        """Return the logprobs of a training pass, and of the same pass again."""
+        first, again = (self.run(rows(), rows().num_sequences, train=True) for _ in range(2))
+        return first, again
+
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients of a single micro-batch."""
         return self.gradients_of(rows().num_sequences)
@@ -291,6 +296,7 @@ PROBES: Final[tuple[Callable[[Measured], Any], ...]] = (
     Measured.sync_fp8,
     Measured.random,
     Measured.forward,
+    Measured.twice,
     Measured.gradients,
     Measured.clip,
     Measured.fused,
