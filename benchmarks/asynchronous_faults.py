@@ -221,7 +221,7 @@ def wait_for_environment(run: Run, chosen: random.Random, servers: Servers) -> d
     """Let the run go on to its end."""
     code = run.end(1800)
     errors = (run.run_folder / "reward_errors.jsonl").read_text().splitlines()
-    missing = sum(row["filter/missing_groups"] for row in rows(run.run_folder))
+    missing = sum(row["filter/missing_share"] for row in rows(run.run_folder))
     return {"failed trajectories": len(errors), "missing groups": missing, "is kept": code == 0 and bool(errors)}
 
 

@@ -18,7 +18,7 @@ def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int)
     rows = metrics_of(folder)
     assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
     assert max(row["partial/staleness_max"] for row in rows) == bound
-    assert all(row["filter/missing_groups"] == 0 for row in rows)
+    assert all(row["filter/missing_share"] == 0 for row in rows)
     assert all(row["partial/groups_in_flight"] == bound * prompts_per_step for row in rows)
     steps = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(1, num_steps + 1))

@@ -70,7 +70,7 @@ def test_trouble_costs_its_own_trajectories(runs):
     assert max(row["environment/timed_out_threads"] for row in rows) == 1  # the one that hangs
     first, undisturbed = rows[0], metrics(runs, "undisturbed")[0]
     assert first["completion/num_tokens"] < undisturbed["completion/num_tokens"]
-    assert first["filter/missing_groups"] == 0
+    assert first["filter/missing_share"] == 0
 
 
 def test_too_much_trouble_stops_the_run(runs):

@@ -83,7 +83,7 @@ class GroupSelection:
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         """Return ``filter/...``: rounds of prompts after the first, and the share of the groups that it lacks."""
         refills = max(rollout.num_rounds - 1.0, 0.0)
-        return {"filter/refills": refills, "filter/missing_groups": self.num_missing(rollout) / self.prompts_per_step}
+        return {"filter/refills": refills, "filter/missing_share": self.num_missing(rollout) / self.prompts_per_step}
 
     @property
     def awaits_groups(self) -> bool:

@@ -71,7 +71,7 @@ LINE_CHARTS: Final = (
         (
             ("trained on", "advantages/degenerate_groups", "purple"),
             ("rejected", "filter/rejected_groups", "yellow"),
-            ("missing after refills", "filter/missing_groups", "vermillion"),
+            ("missing after refills", "filter/missing_share", "vermillion"),
         ),
         note="All completions of such a prompt have the same reward: nothing to learn from comparing them.",
         axis=SHARE,
