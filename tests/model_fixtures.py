@@ -7,11 +7,13 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from once import made_once
 from ranks import run_ranks
 from rlplug_devkit.padded_rows import PaddedRows
 from safetensors.torch import save_file
@@ -217,15 +219,16 @@ def updated(
     """Return the folder and the results of ``update_worker.py`` on that many processes."""
     done: dict[int, tuple[Path, dict[str, Any]]] = {}
 
+    def make(folder: Path, world_size: int) -> None:
+        shutil.copytree(model_folder("qwen2"), folder / "model")
+        save_file(update_batch.tensors(), folder / "batch.safetensors")
+        worker = str(Path(__file__).parent / "unit/training/update_worker.py")
+        run_ranks([worker, str(folder), str(world_size)], world_size)
+
     def run(world_size: int) -> tuple[Path, dict[str, Any]]:
         if world_size not in done:
-            folder = tmp_path_factory.mktemp(f"updated-{world_size}")
-            shutil.copytree(model_folder("qwen2"), folder / "model")
-            save_file(update_batch.tensors(), folder / "batch.safetensors")
-            run_ranks(
-                [str(Path(__file__).parent / "unit/training/update_worker.py"), str(folder), str(world_size)],
-                world_size,
-            )
+            make_it = partial(make, world_size=world_size)
+            folder = made_once(tmp_path_factory, f"updated-{world_size}", make_it)
             done[world_size] = (folder, torch.load(folder / "results.pt"))
         return done[world_size]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from asynchronous_metrics import check_bound, check_validations
-from command_line import SMALL, Job, run_job, samples
+from command_line import SMALL, Job, run_job
 
 NUM_STEPS, BOUND = 5, 1
 RUN = [
@@ -18,7 +18,8 @@ STOPS = [
 ]
 
 
-@pytest.mark.parametrize(("signal", "phase"), samples(STOPS, ("SIGKILL", "update")))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("signal", "phase"), STOPS)
 def test_a_stopped_run_goes_on_within_its_bound(tmp_path, signal, phase):
     """It catches groups that a checkpoint loses or doubles, a bound that a resume widens, and ranks that wait.
 

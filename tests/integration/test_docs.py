@@ -19,9 +19,9 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 REFERENCE = "scripts/write_configuration_reference.py"
 
 
-ON_EVERY_PUSH = ("README.md", "docs/first-run.md", "docs/the-step.md", "docs/writing-an-algorithm.md")
+ON_EVERY_PUSH = ("README.md", "docs/first-run.md", "docs/the-step.md")
 """Pages whose commands all run in ``make test``; of the others, what prints a configuration or only is checked."""
-LOGGING = (*ON_EVERY_PUSH[:3], "docs/algorithms.md", "docs/environments.md")
+LOGGING = (*ON_EVERY_PUSH, "docs/algorithms.md", "docs/environments.md")
 """Pages whose runs log every metric there is, but for those of ``LOGGED_ELSEWHERE``."""
 LOGGED_ELSEWHERE = {
     "partial/on_arrival_batches": "test_streamed_runs.py",
@@ -72,7 +72,9 @@ def is_nightly(block: Block) -> bool:
     """Whether a block has commands of the long kind, on a page that is not in the sample."""
     commands = commands_of(block.text) if block.language == "bash" else []
     runs = block.language == "python" or any(
-        re.search(r"\brlplug (fit|validate|launch|plan|plugins|report)|pip install.*/|^pytest|-m pytest", command)
+        re.search(
+            r"\brlplug (fit|validate|launch|plan|plugins|report|eval|doctor)|pip install.*/|^pytest|-m pytest", command
+        )
         and "--print_config" not in command
         for command in commands
     )
@@ -134,7 +136,7 @@ def test_the_configuration_reference_is_what_the_code_says(followed: Followed, i
 
 
 @pytest.mark.parametrize(
-    "pages", [pytest.param(ON_EVERY_PUSH[:3], id="some"), pytest.param(LOGGING, id="all", marks=pytest.mark.nightly)]
+    "pages", [pytest.param(ON_EVERY_PUSH, id="some"), pytest.param(LOGGING, id="all", marks=pytest.mark.nightly)]
 )
 def test_every_metric_is_explained_and_every_explained_one_is_logged(
     followed: Followed, pages: tuple[str, ...]

@@ -92,6 +92,7 @@ def columns(run: Path, *names: str) -> list[list[float]]:
     return [[row[name] for row in rows] for name in names]
 
 
+@pytest.mark.nightly
 def test_replay_lowers_the_mismatch_of_an_engine_that_rounds(folder: Path, results: Runs) -> None:
     """Both runs draw the same first completions, with the same weights; experts of other tokens would raise it."""
     results.ended("decides")
@@ -105,9 +106,8 @@ def test_replay_lowers_the_mismatch_of_an_engine_that_rounds(folder: Path, resul
     assert all(0 < share < 0.2 for share in differs)
 
 
-@pytest.mark.parametrize(
-    "name", ["replays on two", pytest.param("replays on two, TorchTitan", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["replays on two", "replays on two, TorchTitan"])
 def test_ranks_that_share_sequences_or_experts_replay_the_same(folder: Path, results: Runs, name: str) -> None:
     results.ended("replays")
     results.ended(name, [0, 0])

@@ -152,6 +152,7 @@ def test_a_mistake_ends_in_one_message(results, name: str, parts: list[str]) -> 
         assert part in results[name].message
 
 
+@pytest.mark.nightly
 def test_every_rank_leaves_a_trace_on_request(folder: Path) -> None:
     line = [*RUN, "--trainer.devices", "2", "--run.dir", str(folder / "two"), "--profile.ranks", "all"]
     result = run_job(Job([*line, "--profile.steps", "2"], num_ranks=2), folder / "two.log")

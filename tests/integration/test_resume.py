@@ -109,12 +109,12 @@ def assert_same_run(resumed: Path, undisturbed: Path) -> None:
     assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
 
-@pytest.mark.parametrize("phase", samples(KILLED_IN, "rollout", "update", "checkpoint"))
+@pytest.mark.parametrize("phase", samples(KILLED_IN, "update"))
 def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Finished, phase: str) -> None:
     assert_same_run(finished.run_dir(f"SIGKILL-{phase}"), finished.run_dir("undisturbed"))
 
 
-@pytest.mark.parametrize("phase", samples(INTERRUPTED_IN, "rollout", "update", "validate"))
+@pytest.mark.parametrize("phase", samples(INTERRUPTED_IN, "rollout"))
 def test_ctrl_c_saves_and_resumes_exactly(finished: Finished, phase: str) -> None:
     resumed = finished.run_dir(f"SIGINT-{phase}")
 
@@ -140,7 +140,7 @@ def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Fi
     assert not list((finished.folder / "disk-full" / "001" / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("way", ["killed", "early", "every-step"])
+@pytest.mark.parametrize("way", samples(("killed", "early", "every-step"), "killed"))
 def test_a_run_with_a_critic_resumes_exactly(finished: Finished, way: str) -> None:
     assert_same_run(finished.run_dir(f"critic-{way}"), finished.run_dir("critic"))
 
@@ -152,7 +152,7 @@ def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Finished) ->
     assert len({row["policy/kl_coefficient"] for row in rows[1:]}) == 4  # it adapts
 
 
-@pytest.mark.parametrize("number", samples(("SIGKILL", "SIGINT"), "SIGKILL"))
+@pytest.mark.parametrize("number", samples(("SIGKILL", "SIGINT")))
 def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Finished, number: str) -> None:
     assert_same_run(finished.run_dir(f"partial-{number}"), finished.run_dir("partial"))
 

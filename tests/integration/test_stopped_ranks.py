@@ -38,6 +38,7 @@ def test_a_killed_rank_ends_the_other_with_one_message(tmp_path: Path, rank: int
     assert "Traceback" not in output
 
 
+@pytest.mark.nightly
 def test_rank_0_that_started_the_other_ends_it_too(tmp_path: Path) -> None:
     disturbance = {"signal": "SIGTERM", "phase": "rollout", "step": 2}
     stopped = run_job(Job([*RUN, "--run.dir", str(tmp_path)], disturbance), tmp_path / "log", 120)

@@ -23,7 +23,7 @@ from rlplug_algos.ppo import PPO
 
 from rlplug.interfaces import Needs
 
-DTYPES = [torch.float64, torch.float32]
+DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.nightly)]
 
 
 def gradient_of(output, leaf):

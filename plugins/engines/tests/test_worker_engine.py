@@ -69,6 +69,7 @@ def test_a_worker_that_died_is_a_fault_and_can_be_closed(engine: WorkerEngine) -
     engine.close()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_cannot_be_built_says_why(policy: PolicySpec) -> None:
     """Would catch a start that waits for its deadline. The class that it names does not exist."""
     engine = import_worker_engine().MyWorkerEngine()

@@ -136,6 +136,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint(cases: dict[str, Case])
     assert "restart 1 of launch.max_restarts 1" in output
 
 
+@pytest.mark.nightly
 def test_resumed_run_starts_again_as_it_was_told_until_it_has_written_a_checkpoint(cases: dict[str, Case]) -> None:
     """It catches a restart with the newest checkpoint and the former run's options, in place of those given now."""
     case = cases["resumed"]
@@ -192,6 +193,7 @@ def test_killed_server_starts_again_at_another_port_beside_the_same_trainer(case
     assert not (case.folder / "trainer-1.json").exists()
 
 
+@pytest.mark.nightly
 def test_server_of_a_lost_node_starts_elsewhere_beside_the_same_trainer(cases: dict[str, Case]) -> None:
     case = cases["node lost"]
     file = Path(case.trainer()["environment"][FILE_VARIABLE])
@@ -222,6 +224,7 @@ def test_server_that_is_lost_at_the_start_does_not_keep_the_trainer_waiting(case
     assert case.end() == 0
 
 
+@pytest.mark.nightly
 def test_loss_of_the_last_server_restarts_the_run(cases: dict[str, Case]) -> None:
     case = cases["last node lost"]
     case.trainer()

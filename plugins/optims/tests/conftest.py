@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from once import made_once
 from ranks import run_ranks
 
 torch.set_num_threads(1)
@@ -18,8 +19,12 @@ def sharded(tmp_path_factory):
 
     def run(world_size):
         if world_size not in done:
-            folder = tmp_path_factory.mktemp(f"sharded-{world_size}")
-            run_ranks([str(Path(__file__).with_name("fsdp_worker.py")), str(folder), str(world_size)], world_size)
+            worker = str(Path(__file__).with_name("fsdp_worker.py"))
+
+            def make(folder):
+                run_ranks([worker, str(folder), str(world_size)], world_size)
+
+            folder = made_once(tmp_path_factory, f"sharded-{world_size}", make)
             done[world_size] = torch.load(folder / "results.pt")
         return done[world_size]
 

@@ -85,6 +85,7 @@ def test_together_in_any_order_they_change_no_result(names, expected):
     assert_same(optimized(names)[0], expected["llama", torch.float32])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("names", TOGETHER[-2:] + TOGETHER[:1])
 def test_bfloat16_is_as_far_from_float32_as_plain_bfloat16_is(names, expected):
     exact, plain = expected["llama", torch.float32], expected["llama", torch.bfloat16]

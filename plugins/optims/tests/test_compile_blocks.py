@@ -28,6 +28,7 @@ def test_one_compilation_serves_all_blocks_and_lengths():
             assert_same(optimized_results(model, batch), plain_results(tiny_model(packed=False), batch))
 
 
+@pytest.mark.nightly
 def test_frozen_embeddings_are_no_second_compilation():
     counter = CompileCounterWithBackend("eager")
     model = tiny_model()
@@ -37,6 +38,7 @@ def test_frozen_embeddings_are_no_second_compilation():
     assert counter.frame_count == 1
 
 
+@pytest.mark.nightly
 def test_each_length_by_itself():
     counter = CompileCounterWithBackend("eager")
     model = tiny_model()

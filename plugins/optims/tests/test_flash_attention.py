@@ -123,6 +123,7 @@ def test_a_model_gives_the_same_loss_and_gradients(kernels, family, monkeypatch)
     assert_same(optimized_results(model, tiny_batch()), plain_results(tiny_model(family, packed=False), tiny_batch()))
 
 
+@pytest.mark.nightly
 def test_one_compilation_of_a_block_serves_all_lengths(kernels, monkeypatch):
     """An operator that took the longest length for a constant would be compiled for each."""
     torch._dynamo.reset()

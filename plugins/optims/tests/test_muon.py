@@ -47,7 +47,7 @@ def test_equals_torchs_own(expected):
         assert float((weight - initial[name]).abs().max()) > MUON["lr"]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_sharded_and_resumed_it_is_the_same(world_size, sharded, expected):
     actual = sharded(world_size)["muon"]
     for name, weight in expected.items():

@@ -17,8 +17,11 @@ def expected():
     return {family: plain_results(tiny_model(family, packed=False), tiny_batch()) for family in ("llama", "qwen3")}
 
 
+ONE = pytest.param(1, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(("family", "name"), [*(("llama", n) for n in CASES), *(("qwen3", n) for n in CASES_OF_TIED)])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [ONE, 2])
 def test_loss_and_gradients(family, name, world_size, sharded, expected):
     if world_size == 1 and name in PREFETCHING:
         pytest.skip("is refused: see below")
@@ -27,12 +30,13 @@ def test_loss_and_gradients(family, name, world_size, sharded, expected):
     assert all(result["effects"])
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [ONE, 2])
 def test_offloaded_activations(world_size, sharded, expected):
     result = sharded(world_size)["llama/offload"]
     assert_same(Results(result["loss"], result["gradients"]), expected["llama"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PREFETCHING)
 def test_one_process_has_nothing_to_prefetch(name, sharded):
     assert "nothing is gathered" in sharded(1)[f"llama/{name}"]["refused"]

@@ -133,6 +133,7 @@ def test_a_copy_scores_too(make_sample, math_verify):
     assert copy.deepcopy(math_verify).score([make_sample(r"\boxed{4}")]) == [1.0]
 
 
+@pytest.mark.nightly
 def test_children_end_with_the_process():
     code = (
         "import subprocess, threading, time\n"

@@ -64,6 +64,7 @@ def test_logprobs_are_of_what_is_drawn_from(sampling: SamplingParams) -> None:
     numpy.testing.assert_allclose(logprobs.numpy(), numpy.log(chosen), atol=2e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampling", SAMPLINGS[:-1], ids=str)
 def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     """With seeds that are always the same; a right sampler exceeds the bound once in 1e6."""

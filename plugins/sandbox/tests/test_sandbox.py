@@ -108,8 +108,8 @@ def test_a_long_result_is_cut_and_says_how_much(call, length, more, letter):
         ("crash", {}, "crashed (SIGSEGV)"),
         ("hoard", {"mib": 512}, "used more than 256 MiB of memory"),
         ("shout", {"length": 10**9}, "used more than 256 MiB of memory"),
-        ("sleep", {"seconds": 60.0}, "took longer than 6 s"),
-        ("spin", {}, "took longer than 6 s"),
+        pytest.param("sleep", {"seconds": 60.0}, "took longer than 6 s", marks=pytest.mark.nightly),
+        pytest.param("spin", {}, "took longer than 6 s", marks=pytest.mark.nightly),
         ("bomb", {}, "took longer than 6 s"),
     ],
 )
@@ -266,6 +266,7 @@ print(calls_of(os.getpid()))
 """
 
 
+@pytest.mark.nightly
 @is_root
 def test_another_user_than_root_has_the_same_limits():
     user = sandbox_limits.FIRST_USER - 1

@@ -143,6 +143,7 @@ def test_a_run_equals_one_with_transformers(runs: Runs, name: str, other: str) -
         torch.testing.assert_close(policies[0][weight], policies[1][weight], rtol=0, atol=2e-5)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes_exactly(runs: Runs) -> None:
     """It catches optimizer state, weights or names that a checkpoint lost."""
     runs.ended("killed", -9)

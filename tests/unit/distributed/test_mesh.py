@@ -23,7 +23,10 @@ MESHES = {
     "sequence 2 x tensor 2": (4, {"sequence": 2, "tensor": 2}),
 }
 EAGER = {"sync_every_micro_batch": True, "reshard_after_forward": False, "reshard_after_backward": False}
-meshes = pytest.mark.parametrize("mesh", MESHES)
+meshes = pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, marks=pytest.mark.nightly if size == 4 else ()) for mesh, (size, _) in MESHES.items()]
+)
+FOUR = pytest.param(4, marks=pytest.mark.nightly)
 
 
 def num_data_ranks(world_size, axes):
@@ -111,7 +114,9 @@ def test_each_rank_holds_its_part(mesh, results, model_folder):
     assert result["units"] == ["", "model.embed_tokens", *layers, "lm_head"]
 
 
-@pytest.mark.parametrize(("world_size", "mesh"), [(2, "shard 2"), (4, "replicate 2 x shard 2")])
+@pytest.mark.parametrize(
+    ("world_size", "mesh"), [(2, "shard 2"), pytest.param(4, "replicate 2 x shard 2", marks=pytest.mark.nightly)]
+)
 def test_gradients_meet_in_the_last_micro_batch_alone(world_size, mesh, results):
     (first, first_gathered), (last, last_gathered) = results(world_size)[mesh]["passes"]
     assert first == {"_allgather_base_": 12}  # six units, for the forward and for the backward pass
@@ -120,7 +125,7 @@ def test_gradients_meet_in_the_last_micro_batch_alone(world_size, mesh, results)
     assert (first_gathered, last_gathered) == (0, 0)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, FOUR])
 def test_weights_stay_gathered_and_gradients_meet_each_time_by_choice(world_size, results, model_folder):
     result = results(world_size)["eager"]
     (first, first_gathered), (last, last_gathered) = result["passes"]
@@ -132,7 +137,7 @@ def test_weights_stay_gathered_and_gradients_meet_each_time_by_choice(world_size
         torch.testing.assert_close(result["gradients"][name], parameter.grad, rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, FOUR])
 def test_a_forward_only_pass_leaves_nothing_gathered(world_size, results):
     assert results(world_size)["eager"]["gathered_after_forward_only"] == 0
 

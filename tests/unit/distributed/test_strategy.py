@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 
-ranks = pytest.mark.parametrize("world_size", [1, 2])
+ranks = pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 
 
 @ranks

@@ -48,7 +48,7 @@ def results(run_jobs, folder_of):
     return of
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.nightly), 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_the_whole_model(family, world_size, results, folder_of):
     found = results(world_size)[family]["gradients"]

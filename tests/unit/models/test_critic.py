@@ -15,7 +15,7 @@ from rlplug.models.critic.network import ValueHead
 
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 
-ranks = pytest.mark.parametrize("world_size", [1, 2])
+ranks = pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 
 
 @pytest.fixture

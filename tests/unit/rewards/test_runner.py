@@ -277,6 +277,7 @@ def test_an_async_reward_that_blocks_the_loop(make_sample, recwarn):
     assert not [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)]
 
 
+@pytest.mark.nightly
 def test_a_hanging_reward_does_not_keep_the_process():
     code = (
         "import time\n"

@@ -57,7 +57,10 @@ def test_two_tokens(policy, sample):
     assert statistic < bound
 
 
-@pytest.mark.parametrize(("name", "value"), [("min_p", 0.4), ("epsilon_cutoff", 0.05), ("typical_p", 0.6)])
+nightly = [pytest.param(*each, marks=pytest.mark.nightly) for each in (("epsilon_cutoff", 0.05), ("typical_p", 0.6))]
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_p", 0.4), *nightly])
 def test_an_extra_option_of_transformers_is_sampled_and_in_the_logprobs(policy, sample, name, value):
     """Alone catches an option that is accepted and ignored, comes before the temperature, or is not in the logprobs.
 
@@ -84,6 +87,7 @@ def test_an_extra_option_of_transformers_is_sampled_and_in_the_logprobs(policy, 
     numpy.testing.assert_allclose(logprobs, numpy.log(expected[tokens]), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_greedy_completion_keeps_the_logprobs_of_the_whole_distribution(sample):
     plain, cut = (sample(SamplingParams(2, 0.0, extra=extra))[0] for extra in ({}, {"min_p": 0.9}))
     assert plain.token_ids.tolist() == cut.token_ids.tolist()

@@ -20,7 +20,7 @@ ROWS = {"some": [8, 3, 0, 10], "one": [5]}
 FILLERS = {("one", 2): [0, 1], ("one", 3): [0, 1, 1], ("some", 3): [1, 1, 0]}
 """Padding batches of each rank, where there are any."""
 
-ranks = pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
+ranks = pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 3))])
 
 
 @pytest.fixture
