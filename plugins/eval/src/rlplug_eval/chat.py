@@ -23,6 +23,7 @@ from rlplug.rollout.streaming import StreamingLoop
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.stop_strings import StopStrings
 from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.setup.inputs import RunInputs
 from rlplug.types import Prompt, SamplingParams
@@ -96,7 +97,8 @@ class Conversation:
                 config.environment, tokenizer, inputs.spec.eos_token_ids, config.turns, observations
             )
         turns = TurnOptions() if config.environment is None else config.turns
-        self._rules = TurnRules(turns, self._environments, observations)
+        stop = StopStrings(tokenizer, inputs.spec) if inputs.spec.stop else None
+        self._rules = TurnRules(turns, self._environments, observations, stop)
         self._numbers = itertools.count()
         self._seed = seed
         self._token_ids: tuple[int, ...] = ()
