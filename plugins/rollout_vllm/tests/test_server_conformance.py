@@ -8,6 +8,8 @@ import torch
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
 from rlplug_devkit import BFLOAT16, FLOAT32, EngineConformance
+from rlplug_devkit.claims import applies_to
+from rlplug_devkit.engines.bench import Bench
 from rlplug_rollout_vllm import VLLMServerRollout
 
 NUM_GPUS = torch.cuda.device_count()
@@ -23,3 +25,9 @@ class TestVLLMServerRollout(EngineConformance):
 
     def make_engine(self) -> VLLMServerRollout:
         return VLLMServerRollout(max_model_len=2048, kv_cache_gib=0.5, **ON_GPUS)
+
+    @pytest.mark.nightly
+    @applies_to("stop_strings")
+    def test_stop_strings_end_completions(self, bench: Bench) -> None:
+        """The server that it starts gets the arguments of ``VLLMRollout``, which has this check on each push."""
+        super().test_stop_strings_end_completions(bench)
