@@ -227,8 +227,11 @@ class Measured:
 
     def twice(self) -> tuple[Tensor, Tensor]:
         """Return the logprobs of a training pass, and of the same pass again."""
-        first, again = (self.run(rows(), rows().num_sequences, train=True) for _ in range(2))
-        return first, again
+        passes = []
+        for _ in range(2):
+            self.policy.zero_grad()
+            passes.append(self.run(rows(), rows().num_sequences, train=True))
+        return passes[0], passes[1]
 
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients of a single micro-batch."""
