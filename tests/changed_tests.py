@@ -4,6 +4,7 @@ What has changed since a commit, the one of ``$BASE`` or else where the branch l
 
     a file of a distribution under plugins/    its tests, those of distributions that require it, and the core's
     any other file                             all tests
+    no file of a test's own distribution       what is marked ``kit`` runs at night, as what is marked ``nightly``
     a page of the documentation                its blocks; those of README.md and docs/first-run.md always run
 
 Where there is no such commit, or it is the checkout's own, everything runs.
@@ -30,8 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--changed", action="store_true", help=text)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is nightly
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     changed = changed_files() if config.getoption("--changed") else None
+    for item in items:
+        if item.get_closest_marker("kit") and not is_of_a_change(item.nodeid, changed or frozenset()):
+            item.add_marker("nightly")
     if changed is None:
         return
     left_out = parts_left_out(changed)
@@ -67,6 +72,12 @@ def is_left_out(test: str, changed: frozenset[str], left_out: frozenset[str]) ->
     if file == PAGES and (page := re.match(r"test_block\[(.+\.md):", case)):
         return page[1] not in changed | ALWAYS
     return "/".join(Path(file).parts[:2]) in left_out
+
+
+def is_of_a_change(test: str, changed: frozenset[str]) -> bool:
+    """Return whether files of a test's own distribution have changed."""
+    folder = "/".join(Path(test).parts[:2])
+    return any(file.startswith(f"{folder}/") for file in changed)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from changed_tests import is_left_out, parts_left_out
+from changed_tests import is_left_out, is_of_a_change, parts_left_out
 
 OF = "tests/integration/test_docs.py::test_block"
 
@@ -42,3 +42,9 @@ def test_blocks_of_changed_pages_and_of_the_first_pages_run() -> None:
         assert not is_left_out(f"{OF}[{page}:12 bash]", files, out)
     assert is_left_out(f"{OF}[docs/memory.md:12 bash]", files, out)
     assert not is_left_out("tests/integration/test_docs.py::test_links_lead_somewhere[docs/memory.md]", files, out)
+
+
+def test_a_kit_runs_where_its_plugin_has_changed() -> None:
+    test = "plugins/rollout_trtllm/tests/test_conformance.py::TestTRTLLMRollout::test_no_requests"
+    assert is_of_a_change(test, frozenset(["plugins/rollout_trtllm/src/rlplug_rollout_trtllm/sampling.py"]))
+    assert not is_of_a_change(test, frozenset(["plugins/rollout_vllm/pyproject.toml", "rlplug/ops.py"]))

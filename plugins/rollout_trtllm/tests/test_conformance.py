@@ -15,7 +15,7 @@ from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 
 from rlplug.interfaces import RolloutEngine
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.kit
 CHANGES = frozenset({"environment variables"})
 """TensorRT-LLM and Ray read theirs from the environment of the process that starts them."""
 
