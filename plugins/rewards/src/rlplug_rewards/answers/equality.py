@@ -19,6 +19,8 @@ from rlplug_rewards.answers.values import Clock, Grid, Items, Quantity, Region, 
 
 SETS: Final = ("", "⦃⦄")
 PRODUCTS: Final = ("abc", "xyz", "pqr", "mnk", "uvw", "rst")
+CONSTANTS: Final = frozenset("CcKkDA")
+"""Letters of the constant of an integral."""
 HUNDREDTH: Final = read_expression("1/100")
 
 
@@ -76,7 +78,23 @@ def _same_quantities(one: Quantity, other: Quantity) -> bool:
         return _is_angle(one, other)
     if one.unit is not None and other.unit is not None and one.unit.dimension and one.unit.factor != other.unit.factor:
         return equal(_scaled(one), _scaled(other))
-    return equal(one.expression, other.expression) or _is_angle(one, other)
+    if equal(one.expression, other.expression) or _is_angle(one, other):
+        return True
+    return _are_antiderivatives(one.expression, other.expression)
+
+
+def _are_antiderivatives(one: Expression, other: Expression) -> bool:
+    """Return whether two expressions differ in the letter of their added constant alone: ``x^2 + C``, ``x^2 + K``."""
+    first, second = one.names - other.names, other.names - one.names
+    if len(first) != 1 or len(second) != 1 or not one.names & other.names or not first | second <= CONSTANTS:
+        return False
+    (old,), (new,) = first, second
+    renamed = Expression(lambda point: one.compute({**point, old: point[new]}), other.names, one.text)
+    is_added = equal(
+        Expression(lambda point: subtract(other.compute(point), point[new]), other.names, ""),
+        Expression(lambda point: other.compute({**point, new: Fraction(0)}), other.names, ""),
+    )
+    return is_added and equal(renamed, other)
 
 
 def _is_above_one(expression: Expression) -> bool:

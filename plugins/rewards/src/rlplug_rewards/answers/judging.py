@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import mpmath
+
+from rlplug_rewards.answers.arithmetic import DIGITS, as_float
 from rlplug_rewards.answers.choices import read_choice
 from rlplug_rewards.answers.equality import same_answers
 from rlplug_rewards.answers.extraction import Found, marked_answer
 from rlplug_rewards.answers.notation import clean
 from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
-from rlplug_rewards.answers.values import Items, Value, Words
+from rlplug_rewards.answers.values import Items, Quantity, Value, Words
 
 SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
 """A sum of symbols that a question asks for, such as ``m + n``."""
@@ -75,6 +78,8 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     """Return whether an answer means what a reference means."""
     if same_answers(reference, answer):
         return True
+    if any(same_answers(reference, side) for side in approximation(answer)):
+        return True
     if "=" not in reference and (total := SUM.match(answer)) is not None:
         return is_same(reference, answer[total.end() :], fallback)
     if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
@@ -82,6 +87,20 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     if fallback is None or not is_notation(reference) or not is_notation(answer):
         return False
     return fallback(reference, answer)
+
+
+def approximation(answer: str) -> list[str]:
+    r"""Return both sides of ``2\sqrt{3} \approx 3.46`` where the second is near the first, else nothing."""
+    sides = clean(answer).split(r"\approx")
+    values = [read(side) for side in sides]
+    if len(sides) != 2 or not all(isinstance(value, Quantity) for value in values):
+        return []
+    exact, about = (value.expression for value in values if isinstance(value, Quantity))
+    if exact.value is None or about.value is None or about.places is None:
+        return []
+    with mpmath.workdps(DIGITS):
+        error = abs(as_float(exact.value) - as_float(about.value))
+        return sides if error < mpmath.mpf(10) ** -about.places[0] else []
 
 
 def is_notation(text: str) -> bool:

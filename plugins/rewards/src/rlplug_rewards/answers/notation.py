@@ -124,7 +124,7 @@ TEXT: Final = re.compile(
     r"\\(?:text|textbf|textit|textrm|texttt|textsf|textnormal|textup|mbox|hbox|mathrm|rm|operatorname\*?|mathit|emph|mathsf|mathtt|unit|si)"
     r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
-OVER: Final = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
+OVER: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
 ROW: Final = "\x02"
 """What ends a row of a matrix, while a text is rewritten."""
 STYLE: Final = re.compile(
@@ -197,7 +197,7 @@ def clean(text: str) -> str:
     text = SPACES.sub(" ", text)
     text = re.sub(r"\\[A-Za-z]+", lambda match: SAME.get(match[0], match[0]), text)
     text = re.sub(r"\^\s*(?:\{\s*)?(?:\\circ|\\deg|\{\\circ\})\s*\}?", r"\\deg ", text).replace(r"\circ ", r"\deg ")
-    text = OVER.sub(r"\\frac{\1}{\2}", text)
+    text = OVER.sub(lambda match: rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}", text)
     text = TEXT.sub(_marked_text, text)
     text = re.sub(r"\\frac\s*\{\s*(?:«([^»]*)»)\s*\}\s*\{\s*«([^»]*)»\s*\}", r"«\1/\2»", text)
     text = STYLE.sub("", text)

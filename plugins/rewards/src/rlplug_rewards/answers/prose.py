@@ -20,9 +20,10 @@ VERB: Final = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
     r"|need|needs|"
     r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|total of|to)\b"
-    r"|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
+    r"|=|:|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
+NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
     r"|equals|given by|is|"
@@ -57,6 +58,13 @@ BEHIND: Final = re.compile(
     re.IGNORECASE,
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
+CONTRAST: Final = re.compile(
+    r"\bnot\s+\\?\$?-?\d[^,.;\n]{0,30}?,?\s+but\s+(?:rather\s+)?|,\s+(?:and\s+)?not\s+\\?\$?-?\d[^,;\n]{0,30}?(?=[.;,](?:\s|$)|\n|$)",
+    re.IGNORECASE,
+)
+"""A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
+YES_OR_NO: Final = re.compile(r"(yes|no)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE)
+"""An answer of one sentence, or a few, that begins with yes or no."""
 MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
 """Emphasis, and text in mathematics."""
 BOUND: Final = re.compile(
@@ -84,7 +92,9 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
     text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
-    text = MARKS.sub(lambda match: match[1] or "", text)
+    text = CONTRAST.sub("", MARKS.sub(lambda match: match[1] or "", text))
+    if not is_marked and (answer := YES_OR_NO.fullmatch(text.strip())) is not None:
+        yield answer[1]
     text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
     if not text:
         return
@@ -103,7 +113,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     if _doubts(sentence):
         return
     yield sentence
-    verb = _last(VERB, sentence)
+    verb = _last(VERB, sentence) or _last(NEARLY, sentence)
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
     if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():

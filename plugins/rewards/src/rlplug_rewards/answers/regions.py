@@ -24,6 +24,10 @@ WHOLE: Final = Span(MINUS_INFINITY, INFINITY, False, False)
 ALL: Final = Region((WHOLE,))
 COMPARISON: Final = re.compile(r"(\\(?:le|ge|ne)(?![A-Za-z])|<=|>=|!=|<|>)")
 FLIPPED: Final = {">": "<", ">=": "<="}
+DISTANCE: Final = re.compile(
+    r"\|\s*([A-Za-z])\s*([+-][^|A-Za-z]+)?\|\s*(\\(?:le|ge)(?![A-Za-z])|<=|>=|<|>)\s*([^<>=|,;]+)"
+)
+"""A symbol's distance from a number, such as ``|x - 2| < 3``."""
 PLAIN: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 
 
@@ -36,6 +40,13 @@ def read_region(text: str, is_part: bool = False) -> Region | None:
     """
     text = re.sub(r"«\s*(?:and|or)\s*»", lambda match: match[0].strip("« »").join("  "), text)
     text = re.sub(r"^[A-Za-z]\s*\\in\s*", "", text.strip())
+    if (distance := DISTANCE.fullmatch(text)) is not None:
+        sign, most = PLAIN.get(distance[3], distance[3]), distance[4]
+        center = f"-({distance[2]})" if distance[2] else ""
+        low, high = f"-({most}){center}", f"{most}{center}"
+        if sign in ("<", "<="):
+            return read_region(f"{low} {sign} {distance[1]} {sign} {high}")
+        return read_region(f"{distance[1]} {FLIPPED[sign]} {low} or {distance[1]} {sign} {high}")
     if re.search(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text):
         return _joined(
             [
