@@ -95,7 +95,9 @@ def test_launched_run_is_the_one_of_torchrun(
     launched, expected = rows(folder / "launched/001"), rows(folder / "torchrun/001")
     assert len(launched) == len(expected) == 4
     for name in COMPARED:
-        assert [row[name] for row in launched] == [row[name] for row in expected], name
+        # which requests a server computes together depends on when they arrive, and rounds its logprobs
+        atol = 1e-6 if name == "mismatch/mean" else 0
+        assert [row[name] for row in launched] == pytest.approx([row[name] for row in expected], rel=0, abs=atol), name
     assert sorted(path.name for path in (folder / "launched/001/launch").glob("*.log")) == [
         *("server-0.log", "server-1.log", "trainer-0.log"),
     ]
