@@ -15,11 +15,13 @@ from rlplug_rewards.answers.extraction import Found, marked_answer
 from rlplug_rewards.answers.notation import clean
 from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
-from rlplug_rewards.answers.values import Items, Quantity, Value, Words
+from rlplug_rewards.answers.values import Items, Quantity, Relation, Value, Words
 
 SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
 """A sum of symbols that a question asks for, such as ``m + n``."""
 
+SENTENCE: Final = re.compile(r"[A-Z][a-z]+\s+[a-z]{2,}\s")
+"""Begin of a sentence that an equation ends, as ``He has 10 - 5 = 5``, and that is none itself."""
 
 LONGEST_WORD: Final = 20
 """Characters of a word in a list; longer ones are pieces of a sentence."""
@@ -53,7 +55,8 @@ def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str]
     for text in candidates(prose, is_marked):
         if any(is_same(reference, text, fallback) for reference in references):
             return True
-        if _is_answer(read(text)):
+        value = read(text)
+        if _is_answer(value) and not (isinstance(value, Relation) and SENTENCE.match(text)):
             return False
     return False
 

@@ -200,6 +200,8 @@ def clean(text: str) -> str:
     text = OVER.sub(lambda match: rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}", text)
     text = TEXT.sub(_marked_text, text)
     text = re.sub(r"\\frac\s*\{\s*(?:«([^»]*)»)\s*\}\s*\{\s*«([^»]*)»\s*\}", r"«\1/\2»", text)
+    text = re.sub(r"«\s*([$€£¥])\s*»", r"\1", text)
+    text = re.sub(r"(?<=\S)\s*«\s*\((?!\s*base)[^()»]*\)\s*»$", "", text)  # a remark
     text = STYLE.sub("", text)
     text = _without_trailing(text).replace(ROW, r"\\")
     return re.sub(r"[ \t\n]+", " ", text).strip()
@@ -276,4 +278,4 @@ def compact(text: str) -> str:
     """Return a text in one notation without white space and marks of text, to compare it literally."""
     text = re.sub(r"\\([A-Za-z]+)", r"\\\1 ", text)
     text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
-    return re.sub(r"\s+|[«»]", "", text)
+    return re.sub(r"([\^_])\{(\w)\}", r"\1\2", re.sub(r"\s+|[«»]", "", text))

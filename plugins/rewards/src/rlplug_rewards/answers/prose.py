@@ -13,7 +13,7 @@ CUE: Final = re.compile(
     r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
     r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
-    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=])",
+    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]|答案\s*(?:是|为|：|:|=))",
     re.IGNORECASE | re.MULTILINE,
 )
 VERB: Final = re.compile(
@@ -54,7 +54,8 @@ DOUBT: Final = re.compile(
     re.IGNORECASE,
 )
 BEHIND: Final = re.compile(
-    r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+",
+    r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+"
+    r"|(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:to|of)\s[^\d]+",
     re.IGNORECASE,
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
@@ -65,8 +66,14 @@ CONTRAST: Final = re.compile(
 """A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
 YES_OR_NO: Final = re.compile(r"(yes|no)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE)
 """An answer of one sentence, or a few, that begins with yes or no."""
-MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
+MARKS: Final = re.compile(
+    r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<![\w\\])_(?=\d[\d.,]*_(?!\w))|(?<=\d)_(?!\w|\{)|\\text(?:bf)?\{([^{}]{4,})\}"
+)
 """Emphasis, and text in mathematics."""
+TOTAL: Final = re.compile(
+    r"(\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\s+(?:in total|in all|altogether)\W*$", re.IGNORECASE
+)
+"""A number that a sentence ends with as its total."""
 BOUND: Final = re.compile(
     r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger"
     r"|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
@@ -113,6 +120,10 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     if _doubts(sentence):
         return
     yield sentence
+    if (total := TOTAL.search(sentence)) is not None:
+        yield total[1]
+    if (behind := BEHIND.fullmatch(sentence.rstrip(" ."))) is not None:
+        yield behind[1] or behind[2]
     verb = _last(VERB, sentence) or _last(NEARLY, sentence)
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
@@ -122,7 +133,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
 
 def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
-    whole = text.rstrip(" .!*_")
+    whole = re.sub(r"\s+(?:left|remaining)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
         whole = whole.rstrip("}\"' \n")
     cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
@@ -130,7 +141,7 @@ def _parts_of_statement(text: str) -> Iterator[str]:
         yield cut
     yield whole
     if (behind := BEHIND.fullmatch(whole)) is not None:
-        yield behind[1]
+        yield behind[1] or behind[2]
     math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
     if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
         yield next(part for part in math[0] if part)

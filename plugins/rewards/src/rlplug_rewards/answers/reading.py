@@ -251,6 +251,7 @@ def read_sets(text: str, depth: int) -> Value | None:
 
 
 def _brackets(text: str, depth: int) -> Value | None:
+    text = re.sub(r"^[A-Z]\s*(?=\([^()]*,[^()]*\)$)", "", text)  # a point's name
     for opens, closes in (("(", ")"), ("[", "]"), ("\\langle", "\\rangle"), ("<", ">")):
         inner = inside(text, opens, closes)
         if inner is None:
