@@ -41,14 +41,14 @@ class StopStrings:
             token_ids: The completion, from its first token on.
         """
         ids = list(map(int, token_ids))
-
-        def is_complete(num_tokens: int) -> bool:
-            text = self._decode([before, *ids[:num_tokens]])[len(self._decode([before])) :]
-            return any(string in text for string in self._strings)
-
-        if not is_complete(len(ids)):
+        if not self.is_in(before, ids):
             return None
-        return bisect.bisect_left(range(len(ids)), True, key=is_complete)
+        return bisect.bisect_left(range(len(ids)), True, key=lambda num_tokens: self.is_in(before, ids[:num_tokens]))
+
+    def is_in(self, before: int, token_ids: list[int]) -> bool:
+        """Return whether the text of tokens, without that of the token before, has a stop string."""
+        text = self._decode([before, *token_ids])[len(self._decode([before])) :]
+        return any(string in text for string in self._strings)
 
     def criterion(self, prompt_length: int) -> StoppingCriteria:
         """Return what ends each sequence of transformers' ``generate`` at its first stop string."""
@@ -92,5 +92,5 @@ class _AtStopString(StoppingCriteria):
         first = max(self._prompt_length, input_ids.shape[1] - self._stop.most_tokens)
         rows = input_ids[:, first - 1 :].tolist()
         return torch.tensor(
-            [self._stop.end(before, generated) is not None for before, *generated in rows], device=input_ids.device
+            [self._stop.is_in(before, generated) for before, *generated in rows], device=input_ids.device
         )

@@ -54,8 +54,8 @@ DOUBT: Final = re.compile(
     re.IGNORECASE,
 )
 BEHIND: Final = re.compile(
-    r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+"
-    r"|(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+(?:to|of)\s[^\d]+",
+    r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+"
+    r"(?:(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+|(?:to|of)\s[^\d]+)",
     re.IGNORECASE,
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
@@ -123,7 +123,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     if (total := TOTAL.search(sentence)) is not None:
         yield total[1]
     if (behind := BEHIND.fullmatch(sentence.rstrip(" ."))) is not None:
-        yield behind[1] or behind[2]
+        yield behind[1]
     verb = _last(VERB, sentence) or _last(NEARLY, sentence)
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
@@ -141,7 +141,7 @@ def _parts_of_statement(text: str) -> Iterator[str]:
         yield cut
     yield whole
     if (behind := BEHIND.fullmatch(whole)) is not None:
-        yield behind[1] or behind[2]
+        yield behind[1]
     math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
     if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
         yield next(part for part in math[0] if part)
