@@ -279,12 +279,12 @@ class RunFolder(Callback, RunObserver):
         if self.export_policy:
             self._export(trainer, module)
         if trainer.is_global_zero:
-            self._finish("finished")
+            step, last = module.rollout_step, module.plan.total_steps
+            early = f"ended after step {step} of {last}, by trainer.max_time or a callback" if step < last else None
+            self._finish("finished", early)
             seconds = time.monotonic() - self._began
-            lines = [
-                f"{name}: {self.path / name}" for name in EXPORTED if self.export_policy and (self.path / name).exists()
-            ]
-            lines += module.observers.ended()
+            written = [self.path / name for name in EXPORTED if self.export_policy and (self.path / name).exists()]
+            lines = [early or "", *(f"{path.name}: {path}" for path in written), *module.observers.ended()]
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
             rows = read_metrics(self.path / METRICS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -35,6 +37,16 @@ def resume(runs: Runs, name: str, *options: str) -> Path:
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
     return read_metrics(run_dir / "metrics.jsonl")
+
+
+def test_a_run_that_ends_early_says_so(runs: Runs) -> None:
+    """Alone catches a run that ``trainer.max_time`` or a callback ends, and that reads as if it had been whole."""
+    run_dir = resume(runs, "early", "--num_steps", "400", "--trainer.max_time", "00:00:00:01")
+    output = runs.ended("early").output
+
+    message = json.loads((run_dir / "run.json").read_text())["message"]
+    assert re.fullmatch(r"ended after step \d+ of 400, by trainer.max_time or a callback", message), message
+    assert message in output
 
 
 def test_model_checkpoint_keeps_the_step_with_the_best_metric(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -44,10 +45,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "limit_train_batches": f"{_NO_BATCHES}set model.num_steps",
     "limit_val_batches": f"{_NO_BATCHES}set data.val.init_args.limit",
     "log_every_n_steps": "loggers get every step; remove it",
-    "max_epochs": _STEPS,
-    "max_steps": _STEPS,
-    "min_epochs": _STEPS,
-    "min_steps": _STEPS,
+    **dict.fromkeys(("max_epochs", "max_steps", "min_epochs", "min_steps"), _STEPS),
     "model_registry": "nothing uploads checkpoints to it; remove it",
     "num_sanity_val_steps": "set model.validation.at_start to true, which scores the held-out prompts first",
     "overfit_batches": f"{_NO_BATCHES}set data.train.init_args.limit",
@@ -103,6 +101,9 @@ def check_trainer_options(trainer: Namespace, defaults: Mapping[str, Any]) -> No
             raise ConfigError(
                 f"trainer.{name} is {shorten(value)}, which the RL loop does not follow: {REFUSED[name]}."
             )
+    max_time = trainer.get("max_time")
+    if max_time is not None and not re.search("[1-9]", str(max_time)):
+        raise ConfigError(f"trainer.max_time is {shorten(max_time)}, no time: write DD:HH:MM:SS, as 00:02:00:00.")
     callbacks = trainer.get("callbacks")
     callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
     for index, callback in enumerate(callbacks):

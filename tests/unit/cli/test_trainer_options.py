@@ -39,6 +39,14 @@ def test_an_option_that_the_loop_ignores_is_refused_by_name(name: str) -> None:
         check_trainer_options(Namespace({name: 17}), {name: default})
 
 
+@pytest.mark.parametrize("given", ["{}", "00:00:00:00", "soon"])
+def test_a_run_of_no_time_is_refused(given: str) -> None:
+    """Alone catches a run that ends with success before its first step: Lightning stops there without a word."""
+    with pytest.raises(ConfigError, match=r"^trainer\.max_time is '.*', no time: write DD:HH:MM:SS"):
+        check_trainer_options(Namespace(max_time=given), {})
+    check_trainer_options(Namespace(max_time="00:00:00:05"), {})
+
+
 @pytest.mark.parametrize("name", REFUSED_CALLBACKS)
 def test_a_callback_that_the_loop_cannot_serve_is_refused_by_name(name: str) -> None:
     callback = Namespace(class_path=f"lightning.pytorch.callbacks.{name}", init_args=Namespace())
