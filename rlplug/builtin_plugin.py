@@ -1,4 +1,7 @@
-"""Built-in plugin: the core's own classes and hooks, registered as any plugin's. Its hooks are called last."""
+"""Built-in plugin: the core's own classes and hooks, registered as any plugin's. Its hooks are called last.
+
+It is imported before torch, as every plugin is, so that a name is checked in less than a second.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pluggy
-
-from rlplug.interfaces.checks.algorithms import check_loss
-from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.process_state import watched
-from rlplug.models.config import auto_tokenizer
-from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.rollout.hf_engine import HFRollout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +23,12 @@ hookimpl = pluggy.HookimplMarker("rlplug")
 
 @hookimpl
 def rlplug_register_rollouts(registry: Registry) -> None:
-    registry.add("rollouts", HFRollout)
+    registry.add("rollouts", "rlplug.rollout.hf_engine:HFRollout")
 
 
 @hookimpl
 def rlplug_register_trainers(registry: Registry) -> None:
-    registry.add("trainers", TransformersTrainer)
+    registry.add("trainers", "rlplug.models.transformers_trainer:TransformersTrainer")
 
 
 @hookimpl
@@ -58,6 +54,10 @@ def rlplug_compute_loss(
     entropy: Tensor,
     denominators: Denominators,
 ) -> LossOutput:
+    from rlplug.interfaces.checks.algorithms import check_loss
+    from rlplug.interfaces.checks.calls import PluginCall
+    from rlplug.interfaces.checks.process_state import watched
+
     call = PluginCall(algorithm, "loss")
     with watched(call):
         return check_loss(call, algorithm.loss(micro_batch, logprobs, entropy, denominators))
@@ -65,4 +65,6 @@ def rlplug_compute_loss(
 
 @hookimpl
 def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    from rlplug.models.config import auto_tokenizer
+
     return auto_tokenizer(path)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import pluggy
-from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug import builtin_plugin, hookspecs
 from rlplug.errors import PluginError
@@ -35,14 +33,6 @@ hookimpl: Final = pluggy.HookimplMarker("rlplug")
 
 CORE: Final = "rlplug"
 """Name of the core among the plugins."""
-
-
-@dataclass(frozen=True)
-class HookCaller:
-    """A plugin that implements a hook."""
-
-    plugin: str
-    is_wrapper: bool
 
 
 Modules: TypeAlias = dict[str, tuple[ModuleType, PluginRecord]]
@@ -122,12 +112,10 @@ class PluginManager:
             with self._failures():
                 self._collect_registrations(*modules[name])
 
-    def call_order(self) -> dict[str, list[HookCaller]]:
+    def call_order(self) -> dict[str, list[pluggy.HookImpl]]:
         """Return who implements each hook, in the order of the calls; a wrapper surrounds all that come after it."""
         return {
-            name.removeprefix("rlplug_"): [
-                HookCaller(i.plugin_name, bool(i.wrapper)) for i in reversed(implementations)
-            ]
+            name.removeprefix("rlplug_"): list(reversed(implementations))
             for name in SPECIFIED
             if (implementations := getattr(self.hook, name).get_hookimpls())
         }
@@ -154,6 +142,8 @@ class PluginManager:
         line = f"plugin {record.name!r} of {record.distribution} {record.version} was left out: {record.reason}"
         self.registry.left_out[record.distribution] = line
         if self._strict:
+            from lightning.pytorch.utilities import rank_zero_info
+
             rank_zero_info(line)
 
     def _ordered(self, modules: Modules) -> list[str]:

@@ -32,6 +32,13 @@ names without a module."""
 _PLACE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
+def kind_of_key(key: str) -> str | None:
+    """Return the kind of the classes that a key of the configuration names, such as ``model.rollout``, if it does."""
+    section, _, name = key.partition(".")
+    kind = f"{name.removesuffix('s')}s"
+    return kind if section in ("model", "launch") and kind in KINDS else None
+
+
 @dataclass(frozen=True)
 class Registration:
     """One registered class and where it came from."""

@@ -20,7 +20,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from rlplug.cli.configuration.early_checks import check_early
 from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
 from rlplug.plugin_names import distribution_of
 
@@ -38,10 +37,10 @@ def find_commands() -> dict[str, EntryPoint]:
 
 
 def load_command(name: str, arguments: Sequence[str] = ()) -> Command:
-    """Import a command, once the keys among its ``arguments`` are known to exist, if it takes those of ``rlplug fit``.
+    """Import a command; if it takes keys of ``rlplug fit``, once those in ``arguments`` and their classes are known.
 
     Raises:
-        ConfigError: There is none, or no such key; the message says what to write or to install.
+        ConfigError: There is none, or no such key or class; the message says what to write or to install.
         PluginError: It cannot be imported, or two distributions bring it.
     """
     commands = _commands_by_name()
@@ -55,6 +54,8 @@ def load_command(name: str, arguments: Sequence[str] = ()) -> Command:
     if others:
         raise PluginError(f"{owner} and {others[0]} both bring the command {name!r}: uninstall one of them.")
     if _takes_configuration(commands[name][0]):
+        from rlplug.cli.configuration.early_checks import check_early
+
         check_early(arguments)
     try:
         function: Command = commands[name][0].load()

@@ -12,17 +12,7 @@ from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, causes_of, describe, did_you_mean, shorten
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import distribution_of
-
-KIND_OF_KEY: Final = {
-    "model.algorithm": "algorithms",
-    "model.trainer": "trainers",
-    "model.rollout": "rollouts",
-    "model.rewards": "rewards",
-    "model.environment": "environments",
-    "model.optimizations": "optimizations",
-    "launch.launcher": "launchers",
-}
-"""Kind of the registered classes that a key of the configuration names."""
+from rlplug.registry import kind_of_key
 
 _UNKNOWN_CLASS: Final = re.compile(r"Expected a dot import path string: ?(.*)")
 _NOISE: Final = re.compile(
@@ -115,7 +105,7 @@ def _type_words(found: re.Match[str]) -> str:
 
 def _explain_class(key: str, name: str) -> str | None:
     """Return what is wrong with the name of a class, or ``None`` where no class is meant."""
-    if kind := KIND_OF_KEY.get(key):
+    if kind := kind_of_key(key):
         return plugins().registry.explain_unknown(kind, name)
     if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
         return None

@@ -23,8 +23,6 @@ def gather_arrays(array: Array, world_size: int, device: torch.device) -> Array:
         world_size: Ranks of the default process group.
         device: Device of tensors that the group exchanges.
     """
-    if world_size == 1:
-        return array
     lengths = torch.empty(world_size, 1, dtype=torch.int64, device=device)
     dist.all_gather(list(lengths), torch.tensor([len(array)], device=device))
     sizes = lengths.flatten().tolist()

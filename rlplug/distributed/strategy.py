@@ -25,7 +25,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from rlplug.distributed.checkpoints.files import TRAINED
-from rlplug.distributed.exchange import exchange_arrays, gather_arrays
 from rlplug.distributed.mesh import build_mesh, data_mesh, scale_to_norm, total_norm, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
@@ -307,10 +306,16 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     def gather_arrays(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the concatenation of every rank's array; see :func:`rlplug.distributed.exchange.gather_arrays`."""
+        if self.world_size == 1:
+            return array
+        from rlplug.distributed.exchange import gather_arrays
+
         return gather_arrays(array, self.world_size, self._exchange_device)
 
     def exchange_arrays(self, parts: Sequence[NDArray[Any]], lengths: Sequence[int]) -> NDArray[Any]:
         """Send each rank its part; see :func:`rlplug.distributed.exchange.exchange_arrays`."""
+        from rlplug.distributed.exchange import exchange_arrays
+
         return exchange_arrays(parts, lengths, self._exchange_device)
 
     def any_rank(self, flag: bool) -> bool:

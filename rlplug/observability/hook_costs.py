@@ -12,11 +12,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.hooks import CHECKS
-from rlplug.interfaces.checks.process_state import ProcessState
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.checks.process_state import ProcessState
 
 OUTSIDE: Final = "between phases"
 """Phase of calls at the start of a run, and after the last phase of a step."""
@@ -70,7 +72,7 @@ class HookCosts:
         def call(*args: Any) -> Any:
             if is_wrapper:
                 return _TimedGenerator(function(*args), add, accept)
-            before = None if accept is None else ProcessState.now()
+            before = None if accept is None else _process_state()
             began = time.perf_counter()
             try:
                 result = function(*args)
@@ -92,6 +94,12 @@ class HookCosts:
             for (plugin, hook, phase), (calls, seconds) in self._totals.items()
         ]
         return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def _process_state() -> ProcessState:
+    from rlplug.interfaces.checks.process_state import ProcessState  # needs torch
+
+    return ProcessState.now()
 
 
 def _accepted(call: PluginCall, before: ProcessState | None, inner: Any, result: Any) -> Any:
@@ -119,7 +127,7 @@ class _TimedGenerator:
         self._generator = generator
         self._add = add
         self._accept = accept
-        self._before = None if accept is None else ProcessState.now()
+        self._before = None if accept is None else _process_state()
 
     @property
     def gi_code(self) -> Any:  # pluggy names it when the wrapper yields twice or never

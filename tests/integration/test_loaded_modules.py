@@ -65,8 +65,16 @@ def test_help_imports_no_library_that_takes_long() -> None:
     assert not heavy & modules_after("--help").keys()
 
 
-@pytest.mark.parametrize("command", ["fit", "plan", "eval"])
-def test_a_key_that_does_not_exist_is_refused_before_torch_is_imported(command: str) -> None:
-    """Catches a command whose module is imported before its keys are checked: eight seconds for a typo."""
-    loaded = modules_after(command, "-c", "configs/quickstart.yaml", "--model.batch.group_siz", "3", status=2)
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("fit", "model.batch.group_siz", "3"),
+        ("plan", "model.batch.group_siz", "3"),
+        ("eval", "model.batch.group_siz", "3"),
+        ("fit", "algorithm", "GRP0"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_torch_is_imported(command: str, key: str, value: str) -> None:
+    """Catches a command, or a plugin, that imports torch before names are checked: eight seconds for a typo."""
+    loaded = modules_after(command, "-c", "configs/quickstart.yaml", f"--{key}", value, status=2)
     assert not {"torch", "lightning"} & loaded.keys()

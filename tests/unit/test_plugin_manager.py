@@ -296,7 +296,7 @@ def test_the_call_order_is_that_of_the_calls(install_plugin):
     install_plugin("beta", hook("rlplug_prepare_batch()", WRAPPER, "return (yield)"))
     order = PluginManager().call_order()
 
-    assert [(caller.plugin, caller.is_wrapper) for caller in order["prepare_batch"]] == [
+    assert [(each.plugin_name, each.wrapper) for each in order["prepare_batch"]] == [
         ("beta", True),
         ("alpha", True),
         ("rlplug", False),

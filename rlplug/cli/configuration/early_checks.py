@@ -1,7 +1,7 @@
-"""Checks of a command line that need no import of torch or Lightning: files that are there, and keys that exist.
+"""Checks of a command line that need no import of torch or Lightning: files, keys, and names of registered classes.
 
 ``keys.json`` has the keys; it is generated from the parser. Keys of Lightning's ``Trainer`` and of plugins' classes are
-checked by the parser alone, which says the same.
+checked by the parser alone, which says the same, as are names where a local plugin may have classes of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError, did_you_mean, shorten
+from rlplug.plugin_manager import plugins
+from rlplug.plugin_names import local_names
+from rlplug.registry import kind_of_key
 
 _MOST_BYTES: Final = 1 << 20
 
@@ -29,19 +32,21 @@ def known_keys() -> Mapping[str, list[str]]:
 
 
 def check_early(arguments: Sequence[str]) -> None:
-    """Refuse a configuration file that is not there, and a key of the core's that does not exist.
+    """Refuse a configuration file that is not there, and a key or a class that does not exist.
 
     Raises:
-        ConfigError: The message names the file, or the key and the nearest one that exists.
+        ConfigError: The message names the file, or the key or class and the nearest one that exists.
     """
     for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
         option, _, given = argument.partition("=")
         if option in ("-c", "--config") and (path := given or value):
             require_file(Path(path))
-            for key in _keys_of_file(path):
+            for key, named in _keys_of_file(path):
                 _require(key)
+                _require_class(key, named)
         elif option.startswith("--"):
-            _require(option[2:].removesuffix("+"))
+            _require(key := option[2:].removesuffix("+"))
+            _require_class(key, given or value)
 
 
 def require_file(path: Path) -> None:
@@ -67,7 +72,21 @@ def _require(key: str) -> None:
             raise ConfigError(unknown_key(f"{block}.{following}", every))
 
 
-def _keys_of_file(path: str) -> Iterator[str]:
+def _require_class(key: str, value: Any) -> None:
+    from rlplug.cli.configuration.short_forms import SHORT_KEYS
+
+    key = SHORT_KEYS.get(key, key)
+    if (kind := kind_of_key(key)) is None or local_names():
+        return
+    for each in value if isinstance(value, list) else [value]:
+        name = each.get("class_path") if isinstance(each, dict) else each
+        known = ("null", *plugins().registry.names(kind))
+        if isinstance(name, str) and name.isidentifier() and name not in known:
+            unknown = plugins().registry.explain_unknown(kind, name)
+            raise ConfigError(f"{key}: {unknown} Or give an import path, package.Class.")
+
+
+def _keys_of_file(path: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a plain configuration file; of one that is not plain the whole reading says what is wrong."""
     import yaml
 
@@ -80,11 +99,11 @@ def _keys_of_file(path: str) -> Iterator[str]:
     yield from _keys(content, "")
 
 
-def _keys(block: Any, path: str) -> Iterator[str]:
+def _keys(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     for name, value in block.items() if isinstance(block, dict) else ():
         if isinstance(name, str):
             key = f"{path}{name}"
-            yield key
+            yield key, value
             if key in known_keys():
                 yield from _keys(value, f"{key}.")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlplug import interfaces
 from rlplug.errors import brief
-from rlplug.interfaces.checks.algorithms import check_loss, check_rows
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.metrics import read_metrics
-from rlplug.interfaces.weight_sync import SyncReport
-from rlplug.types import StepBatch
+
+if TYPE_CHECKING:
+    from rlplug.interfaces import LossOutput, SyncReport
+    from rlplug.types import StepBatch
 
 
 class GivenMetrics(dict[str, float]):
@@ -24,17 +24,27 @@ class GivenMetrics(dict[str, float]):
 
 
 def _metrics(call: PluginCall, inner: Any, found: Any) -> Any:
+    from rlplug.interfaces.checks.metrics import read_metrics
+
     return found if found is None or isinstance(found, list) else GivenMetrics(call, read_metrics(call, found))
 
 
 def _rows(call: PluginCall, inner: Any, found: Any) -> StepBatch:
+    from rlplug.interfaces.checks.algorithms import check_rows
+
     if inner is None:  # the wrapper has handled an error of what it wraps
         raise call.violation("return what its yield gives", "returned a batch where the yield raised an error")
     return check_rows(call, found, inner)
 
 
+def _loss(call: PluginCall, inner: Any, found: Any) -> LossOutput:
+    from rlplug.interfaces.checks.algorithms import check_loss
+
+    return check_loss(call, found)
+
+
 def _report(call: PluginCall, inner: Any, found: Any) -> SyncReport:
-    if not isinstance(found, SyncReport):
+    if not isinstance(found, interfaces.SyncReport):
         raise call.violation("return the SyncReport that its yield gives", f"returned {brief(found)}")
     return found
 
@@ -57,7 +67,7 @@ CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_make_token_log": _made("TokenLog"),
     "rlplug_make_experiment_log": _made("ExperimentLog"),
     "rlplug_make_profiler": _made("Callback", "lightning.pytorch"),
-    "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
+    "rlplug_compute_loss": _loss,
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,
 }

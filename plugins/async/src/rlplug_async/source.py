@@ -248,7 +248,7 @@ class PartialSource(RolloutSource):
         check_partial_rollout(self.options, max_new_tokens, algorithm, engine, engines)
         if self.options.streams:
             callers = manager.call_order()["prepare_batch"]
-            check_streaming(algorithm, updates, [caller.plugin for caller in callers if caller.plugin != "rlplug"])
+            check_streaming(algorithm, updates, [each.plugin_name for each in callers if each.plugin_name != "rlplug"])
 
     def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
         """Say whose groups these are, and read those that ``replay`` repeats; see :meth:`RolloutSource.identify`."""

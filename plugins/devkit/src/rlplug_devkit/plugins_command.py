@@ -7,7 +7,6 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,7 @@ from rlplug.plugin_checks import PluginRecord, find_plugins, record_of
 from rlplug.plugin_names import blocked_names, plugin_index
 
 if TYPE_CHECKING:
-    from rlplug.plugin_manager import HookCaller
+    from pluggy import HookImpl
 
 STYLES: Final = {"loaded": "green", "blocked": "yellow", "failed": "red", "installed": "cyan"}
 
@@ -48,7 +47,7 @@ def plugins_command(arguments: list[str]) -> int:
     if options.run is not None:
         _show_costs(options.run, options.json)
         return 0
-    order: dict[str, list[HookCaller]] = {}
+    order: dict[str, list[HookImpl]] = {}
     if options.check or options.verbose:
         from rlplug.plugin_manager import PluginManager
 
@@ -58,7 +57,10 @@ def plugins_command(arguments: list[str]) -> int:
     else:
         records = installed()
     if options.json and options.verbose:
-        callers = {hook: [asdict(caller) for caller in callers] for hook, callers in order.items()}
+        callers = {
+            hook: [{"plugin": each.plugin_name, "is_wrapper": bool(each.wrapper)} for each in found]
+            for hook, found in order.items()
+        }
         shown = [vars(record) | {"docs": docs_url(record.distribution)} for record in records]
         print(json.dumps({"plugins": shown, "hooks": callers}, indent=2))
     elif options.json:
@@ -111,9 +113,9 @@ def docs_url(distribution: str) -> str:
     return next((urls[label] for label in ("documentation", "homepage", "repository", "source") if label in urls), "")
 
 
-def sequence_of(callers: Sequence[HookCaller]) -> str:
+def sequence_of(callers: Sequence[HookImpl]) -> str:
     """Return the plugins of a hook in words: "a around b around rlplug", or "a, b" where nobody wraps."""
-    words = [f"{caller.plugin}{' around ' if caller.is_wrapper else ', '}" for caller in callers]
+    words = [f"{caller.plugin_name}{' around ' if caller.wrapper else ', '}" for caller in callers]
     return "".join(words).removesuffix(", ").removesuffix(" around ")
 
 

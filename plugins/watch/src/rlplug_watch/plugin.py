@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplug.interfaces import ExperimentLog, RunObserver
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug_watch.report_writer import ReportWriter
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
 
     from rlplug.config import RunConfig
     from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces import ExperimentLog, RunObserver
     from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
 
 RLPLUG_API_VERSION = ">=3.1,<4"
@@ -32,6 +31,8 @@ def rlplug_register_classes(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_make_observer() -> RunObserver:
+    from rlplug_watch.report_writer import ReportWriter
+
     return ReportWriter()
 
 
