@@ -212,18 +212,28 @@ def update_batch(
     )
 
 
+SPLITS_OF_A_PUSH = ("3", "40 tokens")
+"""Of ``update_worker.py``: how the rows are cut into passes."""
+SPLITS_OF_A_NIGHT = ("1", "all", "16 tokens")
+SPLITS = [*SPLITS_OF_A_PUSH, *(pytest.param(split, marks=pytest.mark.nightly) for split in SPLITS_OF_A_NIGHT)]
+
+
 @pytest.fixture(scope="session")
 def updated(
-    update_batch: PaddedRows, model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    update_batch: PaddedRows,
+    model_folder: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
 ) -> Callable[[int], tuple[Path, dict[str, Any]]]:
     """Return the folder and the results of ``update_worker.py`` on that many processes."""
     done: dict[int, tuple[Path, dict[str, Any]]] = {}
+    splits = [*SPLITS_OF_A_PUSH, *SPLITS_OF_A_NIGHT * ("not nightly" not in pytestconfig.option.markexpr)]
 
     def make(folder: Path, world_size: int) -> None:
         shutil.copytree(model_folder("qwen2"), folder / "model")
         save_file(update_batch.tensors(), folder / "batch.safetensors")
         worker = str(Path(__file__).parent / "unit/training/update_worker.py")
-        run_ranks([worker, str(folder), str(world_size)], world_size)
+        run_ranks([worker, str(folder), str(world_size), *splits], world_size)
 
     def run(world_size: int) -> tuple[Path, dict[str, Any]]:
         if world_size not in done:

@@ -55,9 +55,9 @@ def test_a_sample_of_wrong_configurations() -> None:
 
     Of the quickstart and one algorithm: those of all algorithms are resolved and changed every night.
     """
-    tried, bad = faults("--bases", "", "ppo", "--share", "0.004", "--seed", "1", timeout=120)
+    tried, bad = faults("--bases", "", "ppo", "--share", "0.002", "--seed", "1", timeout=120)
 
-    assert tried > 10
+    assert tried > 4
     assert not bad, "\n".join(bad)
 
 

@@ -140,7 +140,8 @@ def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Fi
     assert not list((finished.folder / "disk-full" / "001" / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("way", samples(("killed", "early", "every-step"), "killed"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ("killed", "early", "every-step"))
 def test_a_run_with_a_critic_resumes_exactly(finished: Finished, way: str) -> None:
     assert_same_run(finished.run_dir(f"critic-{way}"), finished.run_dir("critic"))
 

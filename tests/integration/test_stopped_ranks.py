@@ -14,7 +14,8 @@ STATUS = {"SIGTERM": 143, "SIGINT": 130}
 NAMES = {"SIGTERM": "SIGTERM", "SIGINT": "Ctrl-C"}
 
 
-@pytest.mark.parametrize(("signal", "rank", "phase"), samples(TOLD, TOLD[1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("signal", "rank", "phase"), TOLD)
 def test_a_signal_to_one_rank_saves_and_ends_both(tmp_path: Path, signal: str, rank: int, phase: str) -> None:
     disturbance = {"signal": signal, "rank": rank, "phase": phase, "step": 2}
     stopped = run_job(Job([*RUN, "--run.dir", str(tmp_path)], disturbance, num_ranks=2), tmp_path / "log", 120)

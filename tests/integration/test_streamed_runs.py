@@ -83,7 +83,7 @@ def assert_same_training(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks"), samples([(name, ranks) for name in ALGORITHMS for ranks in (1, 2)], ("GRPO", 2))
+    ("name", "num_ranks"), samples([(name, ranks) for name in ALGORITHMS for ranks in (1, 2)], ("GRPO", 1))
 )
 def test_a_streamed_run_trains_as_one_that_waits(runs: Runs, name: str, num_ranks: int) -> None:
     """It catches passes with wrong denominators, groups that train twice or never, and other samples."""

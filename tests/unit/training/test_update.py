@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from model_fixtures import SPLITS
 from torch import nn
 
 from rlplug.interfaces import Denominators
@@ -15,7 +16,6 @@ from rlplug.training.step_rows import StepRows
 from rlplug.training.update import separate_memory_pool
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
-SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 ROWS = {"some": [8, 3, 0, 10], "one": [5]}
 FILLERS = {("one", 2): [0, 1], ("one", 3): [0, 1, 1], ("some", 3): [1, 1, 0]}
 """Padding batches of each rank, where there are any."""
@@ -83,7 +83,7 @@ def test_gradients_do_not_depend_on_the_split(kind, split, world_size, updated, 
 
 
 @ranks
-@pytest.mark.parametrize("split", ["3", "16 tokens"])
+@pytest.mark.parametrize("split", ["3", pytest.param("16 tokens", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", ["token", "sequence", "entropy", "gspo", "cispo", "dapo", "dr_grpo", "rloo"])
 def test_parts_of_a_step_give_the_gradients_of_the_whole(name, split, world_size, updated, update_batch, policy):
     """Parts that run before the others are there, against plain torch where it has the loss, else one mini-batch."""
@@ -134,8 +134,9 @@ def test_metrics_are_of_the_whole_mini_batch(world_size, updated, update_batch, 
         ratios += ratio.tolist()
         gains = update_batch.advantages[row, positions] > 0
         clipped += torch.where(gains, ratio > 1.1, ratio < 0.9).tolist()
-    for split in SPLITS:
-        metrics = updated(world_size)[1][f"sequence/{split}"]["metrics"]
+    results = updated(world_size)[1]
+    for name in [name for name in results if name.startswith("sequence/")]:
+        metrics = results[name]["metrics"]
         assert metrics["policy/entropy"] == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
         assert metrics["policy/kl"] == pytest.approx(sum(kls) / len(kls), abs=1e-4)
         fraction = metrics["policy/clip_fraction_low"] + metrics["policy/clip_fraction_high"]
@@ -311,6 +312,7 @@ def test_denominators_count_what_trains(update_batch):
     assert rows.denominators([8, 9]) == Denominators(0, 0)
 
 
+@pytest.mark.nightly
 def test_both_world_sizes_agree(updated):
     one, two = updated(1)[1], updated(2)[1]
     for name in ("on_policy", "run"):

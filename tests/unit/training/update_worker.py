@@ -1,7 +1,7 @@
 """Runs the real update on real processes: one rank, started by the fixture ``updated`` with torchrun's variables.
 
-``python update_worker.py FOLDER`` reads ``model/`` and ``batch.safetensors`` there. Rank 0 writes ``results.pt``: what
-came out, by name, and nothing of what should have come out.
+``python update_worker.py FOLDER WORLD_SIZE SPLIT...`` reads ``model/`` and ``batch.safetensors`` there, and cuts the rows
+into passes by each split. Rank 0 writes ``results.pt``: what came out, by name, and nothing of what should have come out.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ def update_of(models, runner, backward, skip_nonfinite=False) -> PolicyUpdate:
 class Worker(LightningModule):
     automatic_optimization = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, splits: list[str]) -> None:
         super().__init__()
         self.folder = folder
+        self.splits = {name: SPLITS[name] for name in splits}
         self.model = ModelConfig(path=str(folder / "model"))
         self.padded = PaddedRows(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
@@ -176,11 +177,11 @@ class Worker(LightningModule):
     def training_step(self, tick, index):
         self.results["strategy"] = self.strategy_parts()
         for loss in ("token", "sequence", "entropy"):
-            for split, limits in SPLITS.items():
+            for split, limits in self.splits.items():
                 self.results[f"{loss}/{split}"] = self.accumulate(self.policy_loss(LOSSES[loss]), limits)
         for name, rows in ROWS.items():
             self.results[f"rows/{name}"] = self.accumulate(self.policy_loss(), SPLITS["1"], rows)
-        for split, limits in SPLITS.items():
+        for split, limits in self.splits.items():
             models = self.models(LOSSES["token"], share_trunk=True)
             output = self.forward_only(limits, models.forward_policy)
             found = [output.tokens.logprobs, output.tokens.sampled_logprobs, output.values]
@@ -195,7 +196,7 @@ class Worker(LightningModule):
             if name == "centres":
                 algorithm.advantages = centred_over_the_step
             self.results[f"waited/{name}"] = self.accumulate(self.policy_loss(algorithm), SPLITS["3"])
-            for split in ("3", "16 tokens"):
+            for split in self.splits.keys() & {"3", "16 tokens"}:
                 self.results[f"{name}/streamed {split}"] = self.streamed(algorithm, SPLITS[split])
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
@@ -380,8 +381,8 @@ class Worker(LightningModule):
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, world_size = Path(sys.argv[1]), int(sys.argv[2])
-    fit_and_save(Worker(folder), folder, world_size)
+    folder, world_size, *splits = sys.argv[1:]
+    fit_and_save(Worker(Path(folder), splits), Path(folder), int(world_size))
 
 
 if __name__ == "__main__":
