@@ -141,7 +141,7 @@ def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Fi
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("way", ("killed", "early", "every-step"))
+@pytest.mark.parametrize("way", ["killed", "early", "every-step"])
 def test_a_run_with_a_critic_resumes_exactly(finished: Finished, way: str) -> None:
     assert_same_run(finished.run_dir(f"critic-{way}"), finished.run_dir("critic"))
 

@@ -14,7 +14,6 @@ from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.models.critic.network import ValueHead
 
-
 ranks = pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 
 

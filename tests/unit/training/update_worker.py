@@ -1,7 +1,7 @@
 """Runs the real update on real processes: one rank, started by the fixture ``updated`` with torchrun's variables.
 
-``python update_worker.py FOLDER WORLD_SIZE SPLIT...`` reads ``model/`` and ``batch.safetensors`` there, and cuts the rows
-into passes by each split. Rank 0 writes ``results.pt``: what came out, by name, and nothing of what should have come out.
+``python update_worker.py FOLDER WORLD_SIZE SPLIT...`` reads ``model/`` and ``batch.safetensors`` there, and cuts the
+rows into passes by each split. Rank 0 writes ``results.pt``: what came out, by name, and nothing of what should have.
 """
 
 from __future__ import annotations
