@@ -20,6 +20,8 @@ from rlplug_engines.servers.processes import Launch, ServerProcesses, ServerSlot
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 
+pytestmark = pytest.mark.kit
+
 TINY = Path(__file__).with_name("tiny_server.py")
 
 

@@ -25,6 +25,8 @@ from rlplug_launch.state import LaunchState, ask_to_stop
 
 from rlplug.interfaces import TaskNeeds
 
+pytestmark = pytest.mark.kit
+
 SCRIPT = Path(__file__).with_name("driver_case.py")
 CHECKPOINT = "checkpoints/step-00000001"
 NEWER = "checkpoints/step-00000002"

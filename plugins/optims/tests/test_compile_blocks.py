@@ -8,6 +8,8 @@ from optims_models import assert_same, optimized_results, plain_results, tiny_ba
 from rlplug_optims import CompileBlocks
 from torch._dynamo.testing import CompileCounterWithBackend
 
+pytestmark = pytest.mark.kit
+
 LENGTHS = ([(2, 4), (3, 5)], [(1, 9), (4, 4), (2, 2)], [(4, 9), (1, 2)])
 
 

@@ -47,6 +47,7 @@ def test_equals_torchs_own(expected):
         assert float((weight - initial[name]).abs().max()) > MUON["lr"]
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_sharded_and_resumed_it_is_the_same(world_size, sharded, expected):
     actual = sharded(world_size)["muon"]

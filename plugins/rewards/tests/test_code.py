@@ -14,6 +14,8 @@ from rlplug.errors import ConfigError
 from rlplug.rewards import RewardRunner
 from rlplug.types import RewardError
 
+pytestmark = pytest.mark.kit
+
 TESTS = ["assert double(2) == 4", "assert double([1]) == [1, 1]", "assert abs(double(0.1) - 0.2) < 1e-6"]
 CASES = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 -4", "output": "6"}]
 RIGHT = "def double(x):\n    return 2 * x\n"

@@ -17,6 +17,8 @@ from rlplug_sandbox.tool_environment import CALL_FORMATS, ToolEnvironment
 from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.turns.step_answer import read_step
 
+pytestmark = pytest.mark.kit
+
 FORMATS: list[CallFormat] = ["hermes", "llama3", "mistral", "pythonic", "qwen3_coder", "glm45", "gpt_oss", "gemma4"]
 LITERALS = [
     *("b'x'", "{1, 2}", "1j", "...", "{(1, 2): 3}", "{1: 2}", "(1,)", "f'{1}'", "-True", "1 if 2 else 3", "[*a]", "a"),

@@ -19,6 +19,8 @@ from rlplug_sandbox.sandbox import Limits, SandboxError, ToolPool, ToolResult
 
 from rlplug.errors import ConfigError
 
+pytestmark = pytest.mark.kit
+
 SAMPLE = "sample_tools"
 TESTS = Path(__file__).parent
 NAMES = [name for name, value in vars(sample_tools).items() if inspect.isfunction(value)]

@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync.buckets import weight_buckets
 
+pytestmark = pytest.mark.kit
+
 torch.set_num_threads(1)
 MESHES = {
     "one": (1, {}, 1),

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from rlplug.observability.metrics_log import read_metrics
 
+pytestmark = pytest.mark.kit
+
 TITAN = ["--model.trainer", "TorchTitan"]
 REFERENCE = ["--model.algorithm.kl_coefficient", "0.05"]
 RUN = [
