@@ -19,23 +19,41 @@ NAMED: Final = re.compile(
     + LETTER,
     re.IGNORECASE,
 )
+CHINESE: Final = re.compile(
+    r"(?<![不未没])(?:故选|应选|选择?|答案选?(?:是|为)?)\s*[:：]?\s*(?P<letter>[A-J])(?![A-Za-z])"
+)
 SUBJECT: Final = re.compile(
     r"(?:^|[.!?\n]\s*|\b(?:so|thus|therefore|hence|only)\b,?\s*)(?:option|choice|answer|statement)?\s*[*_$(\[]*(?P<letter>[A-J])[*_$)\]]*\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer)",
     re.IGNORECASE,
 )
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
 FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2}|\s[-–—](?=\s))[)*_`}\]$]*(?:\s|$)")
+LABEL: Final = re.compile(r"\b[A-J][).:]")
 DENIED: Final = re.compile(
     r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b",
     re.IGNORECASE,
 )
 DENIED_BEHIND: Final = re.compile(
-    r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b|n['’]t\b|incorrect|wrong|false|too\b|excluded|out\b)",
+    r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b(?!\W{0,6}[A-J]\b)|n['’]t\b|incorrect|wrong|false|too\b"
+    r"|excluded|out\b)",
     re.IGNORECASE,
 )
 SEVERAL: Final = re.compile(
     r"(?<![A-Za-z'’])[*_(\[]*([A-J])[)*_\]]*\s*(?:,|/|&|and|or)\s*(?:\band\b|\bor\b)?\s*[*_(\[]*([A-J])(?![A-Za-z'’])"
 )
+
+
+RUN: Final = re.compile(
+    r"(?<![A-Za-z'’])[*_(\[]*[A-J][)*_\]]*(?:\s*(?:,|;|/|&|\band\b)(?:\s*and\b)?\s*[*_(\[]*[A-J][)*_\]]*)+(?![A-Za-z'’])"
+)
+TOGETHER: Final = re.compile(r"(?<![A-Za-z])[A-J]{2,6}(?![A-Za-z])")
+
+
+def read_choices(text: str) -> frozenset[str]:
+    """Return the letters of a text that gives several, such as ``A, C``, ``ACD`` or ``options A and C are correct``."""
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|textit|mbox|boxed|rm)\s*\{([^{}]*)\}", r"\1", text)
+    runs = RUN.findall(text) or [run for run in TOGETHER.findall(text.strip()) if list(run) == sorted(set(run))]
+    return frozenset(re.findall(r"[A-J]", runs[-1])) if runs and not DENIED.search(text) else frozenset()
 
 
 def read_choice(text: str, is_marked: bool = False, letters: str = LETTERS) -> str | None:
@@ -77,11 +95,16 @@ def _in_prose(text: str) -> str | None:
     named = _last_of(NAMED, text)
     if named is not None or NAMED.search(text):
         return named
-    subject = _last_of(SUBJECT, text)
+    subject = _last_of(CHINESE, text) or _last_of(SUBJECT, text)
     if subject is not None:
         return subject
-    lines = [line for line in text.splitlines() if line.strip()]
-    return _marked(lines[-1]) if lines and (ALONE.fullmatch(lines[-1].strip()) or FIRST.match(lines[-1])) else None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labelled = [line for line in lines if LABEL.search(line)]
+    if len(lines) > 1 and labelled == lines[:1]:  # a choice, and below it why
+        return _marked(lines[0]) if len(LABEL.findall(lines[0])) == 1 else None
+    if not lines or sum(FIRST.match(line) is not None for line in lines) > 1:  # the choices, once more
+        return None
+    return _marked(lines[-1]) if ALONE.fullmatch(lines[-1]) or FIRST.match(lines[-1]) else None
 
 
 def _last_of(pattern: re.Pattern[str], text: str) -> str | None:

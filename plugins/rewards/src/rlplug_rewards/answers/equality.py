@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -19,6 +20,9 @@ from rlplug_rewards.answers.values import Clock, Grid, Items, Quantity, Region, 
 
 SETS: Final = ("", "⦃⦄")
 PRODUCTS: Final = ("abc", "xyz", "pqr", "mnk", "uvw", "rst")
+FUNCTION_OF: Final = re.compile(r"([A-Za-z])\(([A-Za-z])\)")
+WHOLE_NUMBERS: Final = frozenset("kmnl")
+"""Letters of the whole number in a family of angles."""
 CONSTANTS: Final = frozenset("CcKkDA")
 """Letters of the constant of an integral."""
 HUNDREDTH: Final = read_expression("1/100")
@@ -41,6 +45,8 @@ def same(one: Value, other: Value) -> bool:
         return _same_relations(one, other)
     for left, right in ((one, other), (other, one)):
         if isinstance(left, Items) and len(left.parts) == 1 and not isinstance(right, Items | Region):
+            return same(left.parts[0], right)
+        if isinstance(left, Items) and len(left.parts) == 1 and isinstance(left.parts[0], Items):  # {(1, 2)}
             return same(left.parts[0], right)
     if isinstance(one, Clock) or isinstance(other, Clock):
         return _same_clocks(one, other)
@@ -80,7 +86,17 @@ def _same_quantities(one: Quantity, other: Quantity) -> bool:
         return equal(_scaled(one), _scaled(other))
     if equal(one.expression, other.expression) or _is_angle(one, other):
         return True
-    return _are_antiderivatives(one.expression, other.expression)
+    return _are_antiderivatives(one.expression, other.expression) or _are_families(one.expression, other.expression)
+
+
+def _are_families(one: Expression, other: Expression) -> bool:
+    r"""Return whether two are the same angles with another letter for the whole number: ``k\pi``, ``n\pi``."""
+    if one.names == other.names or len(one.names) != 1 or len(other.names) != 1:
+        return False
+    (old,), (new,) = one.names, other.names
+    if not {old, new} <= WHOLE_NUMBERS or r"\pi" not in one.text or r"\pi" not in other.text:
+        return False
+    return equal(Expression(lambda point: one.compute({old: point[new]}), other.names, one.text), other)
 
 
 def _are_antiderivatives(one: Expression, other: Expression) -> bool:
@@ -291,6 +307,7 @@ def _same_relations(one: Value, other: Value) -> bool:
         return bool(relation.label) and relation.sign == "=" and same(relation.right, value)
     if one.sign != other.sign:
         return False
+    other = _with_argument_of(one, other)
     if one.label and other.label and same(one.right, other.right):
         return one.label == other.label or not (_is_symbol(one.label) and _is_symbol(other.label))
     if (
@@ -303,6 +320,24 @@ def _same_relations(one: Value, other: Value) -> bool:
     if one.right.unit is not None or other.right.unit is not None:
         return False
     return _are_multiples(one.left, one.right.expression, other.left, other.right.expression, one.sign)
+
+
+def _with_argument_of(one: Relation, other: Relation) -> Relation:
+    """Return ``f(x) = 2x`` as ``f(n) = 2n`` where the other one names its argument so."""
+    here, there = FUNCTION_OF.fullmatch(one.label), FUNCTION_OF.fullmatch(other.label)
+    if here is None or there is None or here[1] != there[1] or here[2] == there[2]:
+        return other
+    if not isinstance(other.right, Quantity):
+        return other
+    if here[2] in other.right.expression.names:  # f(x) = 2n
+        return replace(other, label="")
+    expression, names = other.right.expression, {there[2]: here[2]}
+    renamed = Expression(
+        lambda point: expression.compute({**point, there[2]: point[here[2]]} if here[2] in point else point),
+        frozenset(names.get(name, name) for name in expression.names),
+        expression.text,
+    )
+    return replace(other, label=one.label, right=replace(other.right, expression=renamed))
 
 
 def _is_symbol(label: str) -> bool:

@@ -36,6 +36,7 @@ FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     },
     **{f"arc{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     **{f"a{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan")},
+    "cis": mpmath.expj,
     "ln": mpmath.log,
     "log": mpmath.log,
     "lg": mpmath.log10,

@@ -143,8 +143,9 @@ def last_box(text: str) -> str | None:
         if "\n\n" in between or len(between) > 40 or not JOINS.fullmatch(between):
             break
         joined.insert(0, box)
-    inner = [last_box(content) or content for *_, content in joined]
-    return ", ".join(content.strip() for content in inner) if any(part.strip() for part in inner) else ""
+    inner = [(last_box(content) or content).strip() for *_, content in joined]
+    inner = inner[:1] if len(set(inner)) == 1 else inner  # the same answer twice
+    return ", ".join(inner) if any(inner) else ""
 
 
 def _box_at(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:

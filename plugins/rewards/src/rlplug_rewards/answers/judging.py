@@ -9,7 +9,7 @@ from typing import Final
 import mpmath
 
 from rlplug_rewards.answers.arithmetic import DIGITS, as_float
-from rlplug_rewards.answers.choices import read_choice
+from rlplug_rewards.answers.choices import read_choice, read_choices
 from rlplug_rewards.answers.equality import same_answers
 from rlplug_rewards.answers.extraction import Found, marked_answer
 from rlplug_rewards.answers.notation import clean
@@ -22,6 +22,12 @@ SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
 
 SENTENCE: Final = re.compile(r"[A-Z][a-z]+\s+[a-z]{2,}\s")
 """Begin of a sentence that an equation ends, as ``He has 10 - 5 = 5``, and that is none itself."""
+
+CONDITION: Final = re.compile(r"(?P<value>[^,;]*[\d)}A-Za-z])\s*\(?\s*«?\s*\b(?:when|for|where|provided|given)\b[^,;]*")
+"""A value under one condition, as ``11 for n >= 2``; of several only a function by cases says which is meant."""
+
+LABELLED: Final = re.compile(r"«?\s*(?:\([A-J]\)|[A-J][).:])\s*»?\s*(?P<value>\S.*)")
+"""An answer behind the letter of its choice, as ``(D) 4``."""
 
 LONGEST_WORD: Final = 20
 """Characters of a word in a list; longer ones are pieces of a sentence."""
@@ -44,6 +50,8 @@ def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str]
         fallback: Compares answers that have no other meaning than their notation.
     """
     prose, is_marked = found.text, found.is_marked
+    if (chosen := read_choices(prose)) and chosen in map(_letters, references):
+        return True
     if is_marked:
         if any(is_same(reference, prose, fallback) for reference in references):
             return True
@@ -67,6 +75,12 @@ def _letter(reference: str) -> str | None:
     return None if letter is None else letter[1]
 
 
+def _letters(reference: str) -> frozenset[str]:
+    """Return the letters of a reference that is several of a multiple choice, such as ``A, C`` or ``ACD``."""
+    is_list = re.fullmatch(r"[\sA-J,;&«»()]*(?:and[\sA-J,;&«»()]*)?", clean(reference)) is not None
+    return read_choices(reference) if is_list else frozenset()
+
+
 def _is_answer(value: Value | None) -> bool:
     """Return whether a part of prose has a meaning of its own, so that no other part is the answer."""
     if isinstance(value, Items):
@@ -87,6 +101,10 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
         return is_same(reference, answer[total.end() :], fallback)
     if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
         return True
+    if (condition := CONDITION.fullmatch(clean(answer))) is not None and not CONDITION.fullmatch(clean(reference)):
+        return is_same(reference, condition["value"].strip(" \\(«"), fallback)
+    if (labelled := LABELLED.fullmatch(clean(answer))) is not None and not LABELLED.fullmatch(clean(reference)):
+        return is_same(reference, labelled["value"], fallback)
     if fallback is None or not is_notation(reference) or not is_notation(answer):
         return False
     return fallback(reference, answer)

@@ -113,6 +113,9 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
                 yield from _parts_of_statement(sentence)
             return
     if is_marked:
+        is_plain = "=" not in text and not BOUND.search(text) and not _doubts(text)
+        if is_plain and (verb := _last(VERB, text)) is not None:
+            yield from _parts_of_statement(text[verb.end() :])
         return
     sentence = LEAD.sub("", _last_sentence(text))
     if "\n" not in text and len(text) < 200 and not _doubts(text):
@@ -133,7 +136,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
 
 def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
-    whole = re.sub(r"\s+(?:left|remaining)$", "", text.rstrip(" .!*_"))
+    whole = re.sub(r"\s+(?:left|remaining|more)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
         whole = whole.rstrip("}\"' \n")
     cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
@@ -155,7 +158,7 @@ def _only_number(sentence: str) -> Iterator[str]:
     if len(math) == 1:
         yield math[0]
         return
-    numbers = re.findall(r"(?<![\w.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![\w/^])", sentence)
+    numbers = re.findall(r"(?<![A-Za-z\d_.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![A-Za-z\d_/^])", sentence)
     if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
         yield numbers[0].rstrip(",")
 

@@ -49,6 +49,9 @@ MOST_SPLITS: Final = 12
 
 def read_time(text: str) -> Value | None:
     plain = text.replace("«", " ").replace("»", " ").strip()
+    plain = re.sub(
+        r"\s+in the (morning|afternoon|evening)$", lambda part: " am" if part[1] == "morning" else " pm", plain
+    )
     match = TIME.fullmatch(re.sub(r"\s+", " ", plain))
     if match is None or not (match[2] or match[4] or match[5]):
         return None
@@ -71,6 +74,9 @@ def read_time(text: str) -> Value | None:
 def read_numeral(text: str) -> Value | None:
     """Read a numeral of its own: in words, or of another base."""
     plain = text.replace("«", " ").replace("»", " ").strip()
+    if (below := re.fullmatch(r"(?:negative|minus)\s+([A-Za-z\s-]+)", plain, re.IGNORECASE)) is not None:
+        below_zero = in_words(below[1])
+        return None if below_zero is None else Quantity(Expression(lambda _: -below_zero, frozenset(), text))
     value = in_base(plain if "«" in text else text)
     if value is None and re.fullmatch(r"-?[\d.]*[A-Za-z\s-]+", plain):
         value = in_words(plain)
@@ -82,7 +88,11 @@ def read_numeral(text: str) -> Value | None:
 
 
 def read_ratio(text: str) -> Value | None:
-    parts = split(text, ":") if ":" in text else re.split(r"(?<=\d)\s+to\s+(?=\d)", text)
+    parts = (
+        split(text, ":")
+        if ":" in text
+        else re.split(r"(?<=\d)\s*(?:«\s*(?:to|in|out of)\s*»|\s(?:to|in|out of)\s)\s*(?=\d)", text)
+    )
     if not 2 <= len(parts) <= 6:
         return None
     values = [expression_of(join(part)) for part in parts]
@@ -93,6 +103,7 @@ def read_ratio(text: str) -> Value | None:
 
 def read_quantity(text: str) -> Value | None:
     text = re.sub(r"(?<=\d)\s*\\Omega\s*$", " ohms", join(text))
+    text = re.sub(r"\\deg\s*([CF])\s*$", r"\\deg «\1»", text)
     shorter = PERCENT.sub("", text)
     if shorter != text:
         expression = expression_of(shorter)

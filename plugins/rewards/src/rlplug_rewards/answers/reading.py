@@ -57,6 +57,7 @@ LABEL: Final = re.compile(
 )
 NAMES_OF_LENGTHS: Final = re.compile(
     r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?"
+    r"|\[\s*[A-Z]{3,6}\s*\]|\\(?:max|min|sup|inf)(?![A-Za-z])[^=]*|\\?#\s*\\?\w+"
 )
 NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
 EXCEPT: Final = re.compile(
@@ -65,11 +66,21 @@ EXCEPT: Final = re.compile(
     r"\s*(?:x\s*=)?\s*»?\s*(?:x\s*=)?\s*([^»]+?)\s*»?",
     re.IGNORECASE,
 )
-NAMES: Final = re.compile(r"\(\s*[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\s*\)")
+NAMES: Final = re.compile(
+    r"\(\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?(?:\s*,\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?)+\s*\)"
+)
+MONTH: Final = "january|february|march|april|may|june|july|august|september|october|november|december"
+DATE: Final = re.compile(
+    rf"(?:(?P<month>{MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
+    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<then>{MONTH}))(?P<year> \d{{4}})?"
+)
 ABOUT: Final = re.compile(
     r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are"
     r"|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
     re.IGNORECASE,
+)
+UNIT_VECTOR: Final = re.compile(
+    r"\s*([+-]?)\s*([^+-]*?)\s*\\(?:mathbf|boldsymbol|bm|hat|vec|textbf)\s*\{?\s*\\?([ijk])(?:math)?\s*\}?\s*"
 )
 ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
 
@@ -79,9 +90,19 @@ def read(text: str) -> Value | None:
     if len(text) > LONGEST:
         return None
     try:
-        return read_clean(clean(text))
+        return read_clean(clean(_as_components(text)))
     except (RecursionError, OverflowError, ArithmeticError):
         return None
+
+
+def _as_components(text: str) -> str:
+    r"""Return ``\mathbf{i} + 2\mathbf{j}`` as ``(1, 2)``, and any other text as it is."""
+    terms = list(UNIT_VECTOR.finditer(text.strip(" $")))
+    names = [term[3] for term in terms]
+    if len(terms) < 2 or len(set(names)) < len(names) or "".join(term[0] for term in terms) != text.strip(" $"):
+        return text
+    found = {term[3]: f"{term[1]}{term[2] or 1}" for term in terms}
+    return f"({', '.join(found.get(name, '0') for name in ('ijk' if 'k' in found else 'ij'))})"
 
 
 def read_clean(text: str, depth: int = 0) -> Value | None:
@@ -134,7 +155,10 @@ def _constant(text: str) -> Value | None:
 
 
 def _grid(text: str, depth: int) -> Value | None:
-    match = GRID.fullmatch(text) or GRID.fullmatch(re.sub(r"^[a-zA-Z](?:\([a-z]\))?\s*=\s*", "", text))
+    text = re.sub(r"^[a-zA-Z](?:\([a-z]\))?\s*=\s*", "", text)
+    factor, begin, rest = text.partition(r"\begin")
+    factor = {"": "", "-": "-1"}.get(factor.strip(), factor.strip())
+    match = GRID.fullmatch(begin + rest)
     if match is None:
         return _nested_lists(text, depth)
     is_cases = match[1] in ("cases", "dcases")
@@ -142,7 +166,7 @@ def _grid(text: str, depth: int) -> Value | None:
     cells = []
     for row in rows:
         found = [
-            read_clean(_without_if(cell), depth + 1)
+            read_clean(f"({factor})({cell})" if factor else _without_if(cell), depth + 1)
             for cell in (row.split("&") if "&" in row or not is_cases else re.split(r",\s*(?=«?\s*if)", row))
         ]
         if any(cell is None for cell in found):
@@ -351,4 +375,7 @@ def _words(text: str) -> Value | None:
 
 def _folded(text: str) -> str:
     text = re.sub(r"[«»\"`*_{}\\,.;:!?()]|^\W+|\W+$", " ", text.casefold())
-    return " ".join(ARTICLES.sub(" ", text).split())
+    folded = " ".join(ARTICLES.sub(" ", text).split())
+    if (date := DATE.fullmatch(folded)) is not None:
+        return f"{date['month'] or date['then']} {int(date['day'] or date['first'])}{date['year'] or ''}"
+    return folded
