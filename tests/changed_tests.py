@@ -2,7 +2,8 @@
 
 What has changed since a commit, the one of ``$BASE`` or else where the branch left ``origin/main``, decides:
 
-    a file of a distribution under plugins/    its tests, those of distributions that require it, and the core's
+    a file of a distribution under plugins/    its tests, those of distributions that require it, the core's
+                                               integration tests, and its unit tests that import one of these
     any other file                             all tests
     no file of a test's own distribution       what is marked ``kit`` runs at night, as what is marked ``nightly``
     a page of the documentation                its blocks; those of README.md and docs/first-run.md always run
@@ -54,7 +55,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     left_out = sorted(parts_left_out(changed))
     if left_out:
-        terminalreporter.write_line(f"left out, because nothing that they test has changed: {', '.join(left_out)}")
+        parts = ", ".join([*left_out, "unit tests of the core that import none of the others"])
+        terminalreporter.write_line(f"left out, because nothing that they test has changed: {parts}")
     if pages := sorted(ALWAYS | {file for file in changed if file.endswith(".md")}):
         terminalreporter.write_line(f"of the pages, the blocks of these ran: {', '.join(pages)}")
     terminalreporter.write_line("make test-all runs everything")
@@ -71,7 +73,17 @@ def is_left_out(test: str, changed: frozenset[str], left_out: frozenset[str]) ->
     file, _, case = test.partition("::")
     if file == PAGES and (page := re.match(r"test_block\[(.+\.md):", case)):
         return page[1] not in changed | ALWAYS
+    if left_out and file.startswith("tests/unit/"):
+        ran = [each for each in plugin_distributions() if f"plugins/{each.folder.name}" not in left_out]
+        return not any(package in imports_of(file) for each in ran for package in each.packages)
     return "/".join(Path(file).parts[:2]) in left_out
+
+
+@cache
+def imports_of(file: str) -> str:
+    """Return the text of a file of unit tests, of the helpers beside it and of the fixtures of all."""
+    beside = [each for each in (ROOT / file).parent.glob("*.py") if not each.name.startswith("test_")]
+    return "\n".join(each.read_text() for each in (ROOT / file, *beside, ROOT / "tests/model_fixtures.py"))
 
 
 def is_of_a_change(test: str, changed: frozenset[str]) -> bool:

@@ -31,8 +31,16 @@ def test_what_depends_on_a_change_runs(changed: list[str], run: list[str], left_
         assert not is_left_out(f"plugins/{name}/tests/test_a.py::test_b", files, out)
     for name in left_out:
         assert is_left_out(f"plugins/{name}/tests/test_a.py::test_b", files, out)
-    assert not is_left_out("tests/unit/test_ops.py::test_a", files, out)
+    assert is_left_out("tests/unit/test_ops_logprobs.py::test_a", files, out) == bool(left_out)
     assert not is_left_out("tests/integration/test_quickstart.py::test_a[docs/lora.md]", files, out)
+
+
+def test_unit_tests_of_the_core_run_where_what_they_import_has_changed() -> None:
+    """Its folder's helper, update_worker.py, imports the algorithms."""
+    files = frozenset(["plugins/algos/src/rlplug_algos/grpo.py"])
+    out = parts_left_out(files)
+    assert not is_left_out("tests/unit/training/test_update.py::test_a", files, out)
+    assert is_left_out("tests/unit/cli/test_main.py::test_a", files, out)
 
 
 def test_blocks_of_changed_pages_and_of_the_first_pages_run() -> None:
