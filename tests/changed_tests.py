@@ -8,7 +8,7 @@ What has changed since a commit, the one of ``$BASE`` or else where the branch l
     no file of a test's own distribution       what is marked ``kit`` runs at night, as what is marked ``nightly``
     a page of the documentation                its blocks; those of README.md and docs/first-run.md always run
 
-Where there is no such commit, or it is the checkout's own, everything runs.
+Where there is no such commit, or it is the checkout's own, the tests of all distributions run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is nightly
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    changed = changed_files() if config.getoption("--changed") else None
+    base = changed_files() if config.getoption("--changed") else None
+    changed = base or frozenset()
     for item in items:
-        if item.get_closest_marker("kit") and not is_of_a_change(item.nodeid, changed or frozenset()):
+        if item.get_closest_marker("kit") and not is_of_a_change(item.nodeid, changed):
             item.add_marker("nightly")
-    if changed is None:
+    if not config.getoption("--changed"):
         return
-    left_out = parts_left_out(changed)
+    left_out = frozenset() if base is None else parts_left_out(changed)
     out = [item for item in items if is_left_out(item.nodeid, changed, left_out)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not is_left_out(item.nodeid, changed, left_out)]
@@ -51,13 +52,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     changed = changed_files()
     if changed is None:
-        terminalreporter.write_line("nothing to compare with: the tests of all distributions and pages ran")
-        return
-    left_out = sorted(parts_left_out(changed))
+        terminalreporter.write_line("nothing to compare with: the tests of all distributions ran")
+    left_out = sorted(parts_left_out(changed) if changed is not None else ())
     if left_out:
         parts = ", ".join([*left_out, "unit tests of the core that import none of the others"])
         terminalreporter.write_line(f"left out, because nothing that they test has changed: {parts}")
-    if pages := sorted(ALWAYS | {file for file in changed if file.endswith(".md")}):
+    if pages := sorted(ALWAYS | {file for file in changed or () if file.endswith(".md")}):
         terminalreporter.write_line(f"of the pages, the blocks of these ran: {', '.join(pages)}")
     terminalreporter.write_line("make test-all runs everything")
 

@@ -74,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    samples(CASES, (f"{CHECKPOINT}/__0_0.distcp", "one-bit"), ("samples.jsonl", "nul-filled")),
+    samples(CASES, (f"{CHECKPOINT}/__0_0.distcp", "one-bit")),
 )
 def test_a_damaged_run_is_refused_with_one_message_or_goes_on_exactly(runs: Runs, file: str, damage: str) -> None:
     runs.ended("three")

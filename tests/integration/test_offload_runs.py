@@ -45,7 +45,7 @@ def run_dir(finished: Finished, name: str) -> Path:
     return finished.folder / name / "001"
 
 
-@pytest.mark.parametrize(("number", "mode"), samples(WAYS, WAYS[1]))
+@pytest.mark.parametrize(("number", "mode"), samples(WAYS))
 def test_offload_changes_nothing(finished: Finished, number: str, mode: str) -> None:
     parked, plain = run_dir(finished, f"{number}-{mode}"), run_dir(finished, f"{number}-none")
 

@@ -13,6 +13,8 @@ from random_batches import MAX_NEW_TOKENS, denominators_of, random_batch
 
 from rlplug.interfaces import Denominators
 
+pytestmark = pytest.mark.kit
+
 few = settings(max_examples=8, derandomize=True)
 seeds = st.integers(0, 999)
 EXACT = {"rtol": 1e-9, "atol": 1e-12}

@@ -29,6 +29,7 @@ def outcomes() -> Outcomes:
     return run_checks([ENGINES], stops_at_first=True)
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("name", ON_A_PUSH)
 def test_a_sample_of_faults_is_named(sample: Outcomes, name: str) -> None:
     assert_named(sample, name)

@@ -241,6 +241,7 @@ def outcomes() -> Outcomes:
     return run_checks(FILES.values())
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("tests", ON_A_PUSH)
 def test_a_sample_of_mistakes_is_caught(sample, tests):
     assert_caught(sample, tests)

@@ -15,6 +15,8 @@ from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Request, SamplingParams
 
+pytestmark = pytest.mark.kit
+
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
 
 

@@ -20,6 +20,7 @@ def expected():
 ONE = pytest.param(1, marks=pytest.mark.nightly)
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize(("family", "name"), [*(("llama", n) for n in CASES), *(("qwen3", n) for n in CASES_OF_TIED)])
 @pytest.mark.parametrize("world_size", [ONE, 2])
 def test_loss_and_gradients(family, name, world_size, sharded, expected):

@@ -90,6 +90,7 @@ def test_numbers_that_a_function_draws_depend_on_the_trajectory_and_the_call_alo
     assert not set(drawn(2)) & set(first)
 
 
+@pytest.mark.kit
 def test_closing_frees_a_call_that_waits_for_a_worker():
     busy, waiting = make("sleep", num_workers=1, time_limit_s=20.0), make("sleep", num_workers=1, time_limit_s=20.0)
     busy.tools()

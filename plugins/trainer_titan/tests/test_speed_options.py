@@ -10,6 +10,8 @@ from titan_cases import CONFIGS, batch, make_folder, transformers_results
 from titan_results import assert_parity, job, results_of
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.kit
+
 FAMILY = "qwen3"
 COMPILE = {"compile": True, "compile_backend": "aot_eager"}
 SPEED = {

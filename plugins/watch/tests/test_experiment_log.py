@@ -87,6 +87,7 @@ def log_everything(logger: Logger) -> None:
     logger.log_metrics({"reward/mean": 0.5, "validate/pass@1": 1.0}, step=2)
 
 
+@pytest.mark.kit
 def test_wandb_takes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real W&B, without a network: the files that it would send."""
     pytest.importorskip("wandb")
@@ -106,6 +107,7 @@ def test_wandb_takes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "s3cr3t" not in config
 
 
+@pytest.mark.kit
 def test_mlflow_takes_all(tmp_path: Path) -> None:
     """The real MLflow, on sqlite and a folder of artifacts."""
     mlflow = pytest.importorskip("mlflow")

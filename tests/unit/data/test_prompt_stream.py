@@ -64,6 +64,7 @@ def test_stream_neither_reads_nor_moves_the_global_generator():
     assert PromptStream(numbered_prompts(20)).take(50) == first
 
 
+@pytest.mark.nightly
 def test_stream_is_the_same_in_another_process():
     # hash() of strings differs between processes, and RANK between ranks
     code = (

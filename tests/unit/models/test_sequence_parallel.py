@@ -43,7 +43,7 @@ def computed(model_folder, make_batch, run_ranks, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.nightly), 4])
+@pytest.mark.parametrize("world_size", [pytest.param(size, marks=pytest.mark.nightly) for size in (2, 4)])
 def test_ranks_that_share_a_row_equal_one(case, world_size, computed):
     """In the case "filling" five tokens lie on four ranks: parts of two, and the last is all filling."""
     alone, shared = computed(1)[case], computed(world_size)[case]

@@ -34,7 +34,7 @@ def test_every_parameter_once_in_bounded_buckets(family, max_bytes, dtype, model
         assert following is None or size + following[0][1].nbytes > max_bytes  # no bucket ends early
 
 
-@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 4))])
 def test_shards_are_gathered_together(world_size):
     """One collective operation a bucket, whatever the rows; other ways of sharding are gathered one by one."""
     done = run_ranks([str(Path(__file__).with_name("gather_shards.py"))], world_size)
