@@ -46,8 +46,8 @@ class PhaseTimer:
     """Timer of phases: ``with timer.phase("rollout"): ...``.
 
     ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: on a GPU the peak that PyTorch
-    allocated, without the memory that a sleeping engine released; on the CPU the process's resident memory at the
-    phase's end.
+    allocated, without the memory that a sleeping engine released (in ``sync``, where its weights wake, with its KV
+    cache); on the CPU the process's resident memory at the phase's end.
 
     Args:
         stall_s: Seconds after which the Python stacks of a phase are written to stderr, and again after as many more.
