@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from rlplug.cli.configuration.short_forms import SHORT_KEYS
 from rlplug.errors import ConfigError, did_you_mean, shorten
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import local_names
@@ -73,8 +74,7 @@ def _require(key: str) -> None:
 
 
 def _require_class(key: str, value: Any) -> None:
-    from rlplug.cli.configuration.short_forms import SHORT_KEYS
-
+    """Refuse a bare name that no plugin registers, where no local plugin may bring the class unregistered."""
     key = SHORT_KEYS.get(key, key)
     if (kind := kind_of_key(key)) is None or local_names():
         return
