@@ -117,7 +117,7 @@ def print_summary(
     if (trained := training_reward(rows)) is not None:
         ends, total = f"{trained.before:.3f} -> {trained.after:.3f}", sum("reward/mean" in row for row in rows)
         say(f"\ntraining reward {ends} (means of {trained.num_steps} of {total} steps each), {seconds:.0f} s")
-    for line in filter(None, lines):
+    for line in lines:
         say(line, wraps=True)
     if can_resume:
         more = 2 * max((row["step"] for row in rows), default=1)

@@ -49,9 +49,12 @@ RUN: Final = re.compile(
 TOGETHER: Final = re.compile(r"(?<![A-Za-z])[A-J]{2,6}(?![A-Za-z])")
 
 
+COMMANDS: Final = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit|mbox|boxed|rm)\s*\{([^{}]*)\}")
+
+
 def read_choices(text: str) -> frozenset[str]:
     """Return the letters of a text that gives several, such as ``A, C``, ``ACD`` or ``options A and C are correct``."""
-    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|textit|mbox|boxed|rm)\s*\{([^{}]*)\}", r"\1", text)
+    text = COMMANDS.sub(r"\1", text)
     runs = RUN.findall(text) or [run for run in TOGETHER.findall(text.strip()) if list(run) == sorted(set(run))]
     return frozenset(re.findall(r"[A-J]", runs[-1])) if runs and not DENIED.search(text) else frozenset()
 
@@ -64,7 +67,7 @@ def read_choice(text: str, is_marked: bool = False, letters: str = LETTERS) -> s
         is_marked: Whether all of it is the answer, as in a box.
         letters: Letters of the choices.
     """
-    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|textit|mbox|boxed|rm)\s*\{([^{}]*)\}", r"\1", text)
+    text = COMMANDS.sub(r"\1", text)
     text = text.replace("\\", " ").strip()
     letter = _marked(text) if is_marked else _in_prose(text)
     return letter if letter is not None and letter in letters else None

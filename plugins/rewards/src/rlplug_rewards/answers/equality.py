@@ -96,7 +96,7 @@ def _are_families(one: Expression, other: Expression) -> bool:
     (old,), (new,) = one.names, other.names
     if not {old, new} <= WHOLE_NUMBERS or r"\pi" not in one.text or r"\pi" not in other.text:
         return False
-    return equal(Expression(lambda point: one.compute({old: point[new]}), other.names, one.text), other)
+    return equal(one.renamed(old, new), other)
 
 
 def _are_antiderivatives(one: Expression, other: Expression) -> bool:
@@ -105,7 +105,7 @@ def _are_antiderivatives(one: Expression, other: Expression) -> bool:
     if len(first) != 1 or len(second) != 1 or not one.names & other.names or not first | second <= CONSTANTS:
         return False
     (old,), (new,) = first, second
-    renamed = Expression(lambda point: one.compute({**point, old: point[new]}), other.names, one.text)
+    renamed = one.renamed(old, new)
     is_added = equal(
         Expression(lambda point: subtract(other.compute(point), point[new]), other.names, ""),
         Expression(lambda point: other.compute({**point, new: Fraction(0)}), other.names, ""),
@@ -331,13 +331,10 @@ def _with_argument_of(one: Relation, other: Relation) -> Relation:
         return other
     if here[2] in other.right.expression.names:  # f(x) = 2n
         return replace(other, label="")
-    expression, names = other.right.expression, {there[2]: here[2]}
-    renamed = Expression(
-        lambda point: expression.compute({**point, there[2]: point[here[2]]} if here[2] in point else point),
-        frozenset(names.get(name, name) for name in expression.names),
-        expression.text,
-    )
-    return replace(other, label=one.label, right=replace(other.right, expression=renamed))
+    expression = other.right.expression
+    if there[2] in expression.names:
+        expression = expression.renamed(there[2], here[2])
+    return replace(other, label=one.label, right=replace(other.right, expression=expression))
 
 
 def _is_symbol(label: str) -> bool:

@@ -37,6 +37,11 @@ class Expression:
         """The value of an expression without symbols; ``None`` where it has none."""
         return None if self.names else self.at({})
 
+    def renamed(self, old: str, new: str) -> Expression:
+        """Return the same with another letter for one of its symbols; it has no symbol of that name yet."""
+        names = frozenset(new if name == old else name for name in self.names)
+        return Expression(lambda point: self.compute({**point, old: point[new]}), names, self.text)
+
     def at(self, point: Mapping[str, Number]) -> Number | None:
         """Return the value at a point, or ``None`` where there is none."""
         with mpmath.workdps(DIGITS):
