@@ -284,11 +284,8 @@ class RunFolder(Callback, RunObserver):
             self._finish("finished", early)
             seconds = time.monotonic() - self._began
             written = [self.path / name for name in EXPORTED if self.export_policy and (self.path / name).exists()]
-            lines = [
-                *([early] if early else ()),
-                *(f"{path.name}: {path}" for path in written),
-                *module.observers.ended(),
-            ]
+            lines = [early] if early else []
+            lines += [*(f"{path.name}: {path}" for path in written), *module.observers.ended()]
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
             rows = read_metrics(self.path / METRICS)

@@ -36,11 +36,12 @@ def test_what_depends_on_a_change_runs(changed: list[str], run: list[str], left_
 
 
 def test_unit_tests_of_the_core_run_where_what_they_import_has_changed() -> None:
-    """Its folder's helper, update_worker.py, imports the algorithms."""
+    """A helper beside them, update_worker.py, imports the algorithms; test_layout.py reads the sources of all."""
     files = frozenset(["plugins/algos/src/rlplug_algos/grpo.py"])
     out = parts_left_out(files)
     assert not is_left_out("tests/unit/training/test_update.py::test_a", files, out)
-    assert is_left_out("tests/unit/cli/test_main.py::test_a", files, out)
+    assert is_left_out("tests/unit/rewards/test_runner.py::test_a", files, out)
+    assert not is_left_out("tests/unit/test_layout.py::test_a", files, out)
 
 
 def test_blocks_of_changed_pages_and_of_the_first_pages_run() -> None:
