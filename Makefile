@@ -37,10 +37,10 @@ test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Ins
 	$(INSTALL) ray  # 240 MiB that only nightly tests need
 	$(INSTALL) wandb mlflow-skinny sqlalchemy alembic  # 220 MiB; mlflow itself asks for an older pyarrow
 	$(PYTEST) -m "nightly or not nightly" --hypothesis-profile=nightly
-	$(VLLM_BIN)/python -m pytest -m nightly plugins/rollout_vllm/tests
+	$(VLLM_BIN)/python -m pytest -m "nightly or not nightly" plugins/rollout_vllm/tests
 
-test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU
-	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests
+test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run those tests of every push that need vLLM, on the CPU
+	$(VLLM_BIN)/python -m pytest --changed plugins/rollout_vllm/tests
 	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py
 
 install: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## Install what lint and all tests need

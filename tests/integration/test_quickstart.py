@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.observability.metrics_log import read_metrics
 
-LEARNT = {60: 0.3, 160: 0.9}
+LEARNT = {45: 0.15, 160: 0.9}
 """Least mean reward of the last five steps, and of the last validation, after so many."""
 
 
-@pytest.fixture(scope="module", params=samples(LEARNT, 60))
+@pytest.fixture(scope="module", params=samples(LEARNT, 45))
 def num_steps(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

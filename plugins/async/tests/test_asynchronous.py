@@ -29,6 +29,8 @@ from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.source import RolloutRequest
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
+pytestmark = pytest.mark.kit
+
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
 TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
 OPTIONS = PartialRollout(asynchronous=True, max_staleness=1)

@@ -74,6 +74,7 @@ def test_a_pass_has_each_prompt_once_and_orders_differ(tmp_path: Path) -> None:
     assert len(set(uids)) == 13
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_stream_resumes_exactly_at_every_place(tmp_path: Path, shuffle: bool) -> None:
     """Alone catches rows that a shuffle buffer loses, and a place that is off by one at the end of a file or pass."""

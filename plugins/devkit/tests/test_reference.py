@@ -26,6 +26,8 @@ from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.ops import scaled_logits, truncate_logits
 from rlplug.types import Completion, Request, SamplingParams
 
+pytestmark = pytest.mark.kit
+
 FAMILIES = ["llama", "qwen2"]
 PROMPTS = [(8, 9), tuple(range(10, 40))]
 

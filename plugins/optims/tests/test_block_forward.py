@@ -80,6 +80,7 @@ def test_alone_it_changes_no_result(name, family, expected):
     assert_same(optimized([name], family)[0], expected[family, torch.float32])
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("names", TOGETHER)
 def test_together_in_any_order_they_change_no_result(names, expected):
     assert_same(optimized(names)[0], expected["llama", torch.float32])

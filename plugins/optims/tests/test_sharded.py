@@ -31,6 +31,7 @@ def test_loss_and_gradients(family, name, world_size, sharded, expected):
     assert all(result["effects"])
 
 
+@pytest.mark.kit
 @pytest.mark.parametrize("world_size", [ONE, 2])
 def test_offloaded_activations(world_size, sharded, expected):
     result = sharded(world_size)["llama/offload"]

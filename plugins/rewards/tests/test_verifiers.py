@@ -18,6 +18,8 @@ from rlplug.errors import ConfigError
 from rlplug.rewards import RewardRunner
 from rlplug.types import RewardError
 
+pytestmark = pytest.mark.kit
+
 
 @pytest.fixture(scope="module")
 def math_verify():

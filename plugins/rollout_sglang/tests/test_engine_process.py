@@ -21,6 +21,8 @@ from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.types import Completion, Request, SamplingParams
 
+pytestmark = pytest.mark.kit
+
 DOUBLE = (sys.executable, str(Path(__file__).with_name("engine_double.py")))
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
 DEADLINE_S = 60.0

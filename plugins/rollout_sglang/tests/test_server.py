@@ -26,6 +26,8 @@ from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, TensorInfo
 from rlplug.types import Request, SamplingParams
 
+pytestmark = pytest.mark.kit
+
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
 DOUBLE = Path(__file__).with_name("server_double.py")
 KEY = "RLPLUG_TEST_KEY"

@@ -38,6 +38,8 @@ from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.types import Completion, Request, SamplingParams
 
+pytestmark = pytest.mark.kit
+
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
 GREEDY = SamplingParams(6, temperature=0.0)
 KEY = "RLPLUG_TEST_KEY"

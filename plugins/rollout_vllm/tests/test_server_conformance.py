@@ -17,6 +17,7 @@ ON_GPUS = {"gpus": [NUM_GPUS - 1], "gpu_memory_utilization": 0.1, "enforce_eager
 """The trainer has the first GPU, the server the last."""
 
 
+@pytest.mark.kit
 @pytest.mark.skipif(NUM_GPUS == 1, reason="a server needs a GPU that the trainer does not use")
 class TestVLLMServerRollout(EngineConformance):
     dtype = torch.bfloat16 if NUM_GPUS else torch.float32

@@ -102,6 +102,7 @@ def test_smollm2_trains(tmp_path):
     assert step["mismatch/mean"] < 1e-3
 
 
+@pytest.mark.kit
 def test_smollm2_with_a_calculator_takes_a_step(tmp_path):
     """As configs/calculator.yaml has it; few of its turns call, and what they see then follows in the same list."""
     options = [*VLLM, "--model.rollout.max_model_len", "640", "--model.turns.max_tokens_per_turn", "24"]

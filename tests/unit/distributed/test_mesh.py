@@ -142,6 +142,7 @@ def test_a_forward_only_pass_leaves_nothing_gathered(world_size, results):
     assert results(world_size)["eager"]["gathered_after_forward_only"] == 0
 
 
+@pytest.mark.nightly
 def test_who_computes_which_rows(results):
     """Replicate 2, shard 1, sequence 2: ranks 0 and 1 share the first rows, 2 and 3 the others."""
     facts = results(4)["facts"]
