@@ -106,26 +106,42 @@ def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest:
     return lengths.tolist()  # type: ignore[no-any-return]
 
 
-def make_batch(prompt: int, completions: list[int], vocab_size: int) -> PaddedRows:
-    """Return a batch of random tokens and advantages; each row has ``prompt`` tokens before its completion."""
+def make_batch(prompt: int, completions: list[int], vocab_size: int, group_size: int = 1) -> PaddedRows:
+    """Return a batch of random tokens and advantages; each row has ``prompt`` tokens before its completion.
+
+    Args:
+        prompt: Tokens of each prompt.
+        completions: Tokens of each completion.
+        vocab_size: Ids of the tokens are below it.
+        group_size: Neighbouring rows that have the same prompt.
+    """
     generator = torch.Generator().manual_seed(1)
     shape = (len(completions), prompt + max(completions))
     steps = torch.arange(shape[1])
     attention_mask = steps < prompt + torch.tensor(completions)[:, None]
+    input_ids = torch.randint(3, vocab_size, shape, generator=generator)
+    first_of_group = torch.arange(shape[0]) // group_size * group_size
+    input_ids[:, :prompt] = input_ids[first_of_group, :prompt]
     return PaddedRows(
-        input_ids=torch.randint(3, vocab_size, shape, generator=generator),
+        input_ids=input_ids,
         attention_mask=attention_mask,
         response_mask=attention_mask & (steps >= prompt),
         rollout_logprobs=torch.zeros(shape),
         rewards=torch.zeros(shape[0]),
         reward_valid=torch.ones(shape[0], dtype=torch.bool),
-        group_index=torch.arange(shape[0]) // 8,
+        group_index=torch.arange(shape[0]) // max(group_size, 8),
         truncated=torch.zeros(shape[0], dtype=torch.bool),
         advantages=torch.randn(shape, generator=generator),
     )
 
 
-def model_flops(config: Any, batch: PaddedRows, is_update: bool, is_frozen: bool = False) -> float:
+def model_flops(
+    config: Any,
+    batch: PaddedRows,
+    is_update: bool,
+    is_frozen: bool = False,
+    shared: tuple[float, float] = (0.0, 0.0),
+) -> float:
     """Return the floating-point operations that the batch needs, without any recomputation.
 
     Two for each weight of a matrix and token, ``2 n^2 H head_dim`` for a layer's causal attention over n tokens, and
@@ -137,13 +153,15 @@ def model_flops(config: Any, batch: PaddedRows, is_update: bool, is_frozen: bool
         is_update: Whether there is a backward pass.
         is_frozen: Whether adapters alone train: matrices then have no gradients of their own, and what adapters
             themselves take, under a hundredth, is left out.
+        shared: Tokens, and of them the sum of squares of lengths, that rows have in common and are computed once.
     """
     query, key, mlp = widths_of(config)
     block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
-    num_tokens, num_trained = sum(batch.lengths), int(batch.response_mask.sum())
+    num_tokens, num_trained = sum(batch.lengths) - shared[0], int(batch.response_mask.sum())
     products = 2 * num_tokens * config.num_hidden_layers * block
     products += 2 * num_trained * config.hidden_size * config.vocab_size
-    scores = 2 * query * config.num_hidden_layers * math.fsum(length**2 for length in batch.lengths)
+    pairs = math.fsum(length**2 for length in batch.lengths) - shared[1]
+    scores = 2 * query * config.num_hidden_layers * pairs
     if not is_update:
         return products + scores
     return (2 if is_frozen else 3) * products + 3 * scores

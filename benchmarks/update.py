@@ -2,6 +2,7 @@
 
     python benchmarks/update.py --shape llama-1.7b --rows 128 --prompt 256 --completion 512 --out OUT
     python benchmarks/update.py --variants compile+fused "titan compile+fused" --phases mismatch update --out OUT
+    python benchmarks/update.py --group-size 8 --prompt 1024 --variants compile+fused "compile+fused, shared"
     torchrun --nproc-per-node 4 benchmarks/update.py --shape qwen3-8b --rows 16 --prompt 256 --completion 16128 \\
         --max-tokens 16384 --variants compile+fused --strategy '{"sequence": 2}'
     torchrun --nproc-per-node 2 benchmarks/update.py --phases gradients --variants plain --dtype float32 \\
@@ -35,6 +36,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
+from rlplug_optims.shared_prefixes.layout import PrefixLayout
 from rlplug_trainer_titan import TorchTitan
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 from torch import nn
@@ -52,7 +54,6 @@ from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.passes import MicroBatchRunner
-from rlplug.training.step_rows import StepRows
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, policy_losses
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.hf_names import adapters_of
@@ -94,6 +95,8 @@ VARIANTS: dict[str, list[str]] = {
 }
 """Optimizations, after the trainer where it is not that of transformers."""
 
+SHARED = ", shared"
+"""After the name of a variant: what rows of a group have in common is computed once."""
 PHASES = ("update", "logprobs", "mismatch", "gradients", "offload")
 
 
@@ -110,7 +113,7 @@ class Measured(LightningModule):
     def configure_model(self) -> None:
         dtype = "float32" if "float32" in self.variant else self.options.dtype
         config = ModelConfig(path=str(self.folder), init="random", dtype=dtype)
-        parts = [make_part(text) for text in VARIANTS[self.variant]]
+        parts = [make_part(text) for text in VARIANTS[self.variant.removesuffix(SHARED)]]
         optimizations = [part for part in parts if isinstance(part, Optimization)]
         (self.model_trainer,) = [part for part in parts if isinstance(part, ModelTrainer)] or [TRANSFORMERS]
         self.model_trainer.check(config, "model.policy", self.trainer.strategy.tensor_size)
@@ -132,7 +135,8 @@ class Measured(LightningModule):
         completions = completion_lengths(
             options.rows, options.completion, options.heavy_tail, options.longest - options.prompt, options.smallest
         )
-        batch = make_batch(options.prompt, completions, self.policy.config.vocab_size)
+        batch = make_batch(options.prompt, completions, self.policy.config.vocab_size, options.group_size)
+        is_shared = self.variant.endswith(SHARED)
         sizes = BatchSizes(prompts_per_step=options.rows, group_size=1, max_tokens_per_gpu=options.max_tokens)
         plan = BatchPlan(
             sizes,
@@ -141,6 +145,7 @@ class Measured(LightningModule):
             sequence_size=strategy.sequence_size,
             longest=max(batch.lengths),
             quadratic_cost=attention_cost(self.policy.config),
+            layout=PrefixLayout(self.device.type == "cuda") if is_shared else None,
         )
         models = ActorCritic(
             policy=TrainableModel("policy", self.policy, self.optimizers(), None, 1.0),
@@ -154,7 +159,7 @@ class Measured(LightningModule):
         runner, indices = MicroBatchRunner(plan, strategy), range(batch.num_sequences)
         own = (batch.group_index % strategy.world_size == strategy.global_rank).nonzero().flatten()
         mine = batch.map(lambda tensor: tensor[own]).flat(strategy.statistics)
-        rows = StepRows(mine, strategy)
+        rows = runner.rows_of(mine)
         update = PolicyUpdate(
             partial(policy_losses, models), models, runner, self.manual_backward, skip_nonfinite=False, seed=0
         )
@@ -163,8 +168,12 @@ class Measured(LightningModule):
             "update": lambda: update.run(mine, 1),
         }
         loss_fn = update.losses(1)[0]
-        num_micro_batches = len(plan.micro_batches(indices, batch.lengths, 0))
-        self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
+        self.row = {"variant": self.variant, "tokens": sum(batch.lengths)}
+        self.row["micro-batches"] = len(runner.fetch(rows, indices, "update").micro_batches)
+        shared = (0.0, 0.0)
+        if is_shared:
+            num_first = batch.num_sequences / options.group_size
+            shared = tuple(options.prompt**power * (batch.num_sequences - num_first) for power in (1, 2))
         for name in options.phases:
             if name in ("mismatch", "gradients"):
                 result = update.forward_backward(rows, indices, loss_fn)
@@ -174,7 +183,7 @@ class Measured(LightningModule):
                 self.row |= self.measure_offload(phases["update"])
                 continue
             is_frozen = options.lora > 0
-            flops = model_flops(self.policy.config, batch, is_update=name == "update", is_frozen=is_frozen)
+            flops = model_flops(self.policy.config, batch, name == "update", is_frozen, shared)
             self.row |= self.measure(name, phases[name], flops / self.trainer.world_size, sum(batch.lengths))
 
     def measure(self, name: str, phase: Any, flops_per_gpu: float, num_tokens: int) -> dict[str, float]:
@@ -311,7 +320,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=16384, help="per micro-batch and GPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd keeps no state")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "compile+fused"], metavar="NAME")
+    parser.add_argument("--group-size", type=int, default=1, help="completions of one prompt, which they share")
+    choices = [*VARIANTS, *(name + SHARED for name in VARIANTS)]
+    parser.add_argument("--variants", nargs="+", choices=choices, default=["plain", "compile+fused"], metavar="NAME")
     parser.add_argument(
         "--strategy", type=yaml.safe_load, nargs="+", default=[{}], help="options of RLFSDP2Strategy, as YAML, each"
     )
@@ -324,7 +335,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reference", type=Path, help="file of the gradients to compare with; written where missing")
     parser.add_argument("--out", type=Path, help="folder for update.jsonl")
     options = parser.parse_args()
-    is_liger = ["Liger" in VARIANTS[variant] for variant in options.variants]
+    is_liger = ["Liger" in VARIANTS[variant.removesuffix(SHARED)] for variant in options.variants]
     if is_liger != sorted(is_liger):
         parser.error("Liger's rotary embedding stays for the rest of the process: give its variants last")
     return options

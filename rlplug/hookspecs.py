@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, PolicySpec, RolloutEngine, SyncReport
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.observer import ExperimentLog, RunObserver
+    from rlplug.interfaces.row_layout import RowLayout
     from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
     from rlplug.registry import Registry
     from rlplug.rollout.source import RolloutSource
     from rlplug.training.batch_plan import BatchPlan
     from rlplug.types import Batch, MeshSizes, Rollout, StepBatch
 
-API_VERSION: Final = "3.1"
+API_VERSION: Final = "3.2"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(
@@ -58,6 +59,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_compute_loss": "1.0",
         "rlplug_make_tokenizer": "1.0",
         "rlplug_make_source": "3.1",
+        "rlplug_make_row_layout": "3.2",
         "rlplug_plan_memory": "3.1",
         "rlplug_make_token_log": "3.1",
         "rlplug_make_experiment_log": "3.1",
@@ -194,6 +196,15 @@ def rlplug_make_source(config: RunConfig) -> RolloutSource | None:
     """Return the source of the groups that train, or None; the core's generates those of a step's own prompts.
 
     It is called before anything is loaded, and looks at the options to tell whether the run wants its source.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_make_row_layout(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
+    """Return what computes tokens that completions share once in a training, or None; the core computes each copy.
+
+    It is called before anything is loaded, where ``model.batch.share_prefixes`` is set, with the same arguments on all
+    ranks, and looks at the options to tell whether its layout can compute what the run needs.
     """
 
 

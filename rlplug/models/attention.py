@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from transformers import AttentionInterface
 
 from rlplug.errors import ConfigError
 from rlplug.models.packing import LONG
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.row_layout import SharedAttention
 
 NAME: Final = "packed"
 """Value of ``attn_implementation`` that selects this attention."""
@@ -85,6 +88,7 @@ def packed_attention(
     sequence_group: dist.ProcessGroup | None = None,
     flash: FlashAttention | None = None,
     s_aux: Tensor | None = None,
+    shared: SharedAttention | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention; the signature is that of transformers' attention functions.
@@ -103,6 +107,7 @@ def packed_attention(
         sequence_group: Process group of the ranks that hold the parts of the row.
         flash: Kernels that compute all attention; by default torch's, where they support the inputs.
         s_aux: [H]: attention sinks.
+        shared: Attends in a row whose sequences share tokens, with kernels of its own.
 
     Returns:
         [1, n, H, head_dim], and None for attention weights.
@@ -123,7 +128,10 @@ def packed_attention(
         s_aux = None if s_aux is None else s_aux.chunk(sequence_group.size())[sequence_group.rank()]
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
     sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window, softcap, s_aux)
-    output = _attend(query, key, value, sequences, flash)
+    if shared is None:
+        output = _attend(query, key, value, sequences, flash)
+    else:
+        output = shared.attend(query, key, value, sequences)
     if sequence_group is not None:
         output = heads_to_sequences(output, sequence_group)
     return output.view(-1, batch_size, length, output.shape[-1]).permute(1, 2, 0, 3), None
@@ -185,7 +193,7 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> 
     distance = steps[:, None] - steps
     seen = (distance >= 0) & (distance < (window or longest))
     if sequences.softcap is not None or sequences.sinks is not None:
-        output = _from_products(query, key, value, seen, sequences)
+        output = attention_from_products(query, key, value, seen, sequences)
     else:
         mask: dict[str, Any] = {"is_causal": True} if window is None else {"attn_mask": seen}
         output = nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True, **mask)
@@ -195,7 +203,7 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> 
     return output[sequence, :, tokens - borders[sequence]].transpose(0, 1)
 
 
-def _from_products(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sequences: Sequences) -> Tensor:
+def attention_from_products(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sequences: Sequences) -> Tensor:
     """Return attention with a soft cap or sinks, which no kernel of torch has."""
     scale, softcap, sinks = sequences.scale, sequences.softcap, sequences.sinks
     groups = query.shape[1] // key.shape[1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.types import NOT_RECORDED, Batch, StepBatch
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.row_layout import SharedAttention
 
 LONG: Final = 4096
 """Smallest length of a lone sequence, in tokens, at which cuDNN's attention kernel is used."""
@@ -52,6 +55,8 @@ class PackedTokens:
     """int8 or int16 [n, L, k]: experts to replay, -1 where the routers decide; ``None`` without router replay"""
     sequence_group: dist.ProcessGroup | None = None
     """Process group of the ranks that hold the parts of the row; ``None`` when this rank has all of it."""
+    shared: SharedAttention | None = None
+    """Attention over the row where sequences share tokens; ``None`` where they are end to end."""
 
     def model_inputs(self) -> dict[str, Any]:
         """Return the arguments of a transformers model's forward method, those of packed attention included."""
@@ -64,7 +69,8 @@ class PackedTokens:
             "max_length_q": self.max_length,
             "max_length_k": self.max_length,
         }
-        return inputs if self.sequence_group is None else inputs | {"sequence_group": self.sequence_group}
+        further = {"sequence_group": self.sequence_group, "shared": self.shared}
+        return inputs | {name: value for name, value in further.items() if value is not None}
 
     def of_all_parts(self, values: Tensor) -> Tensor:
         """Return float ``values`` [k] of the tokens that this rank predicts with those of the other parts: [K]."""
@@ -78,7 +84,7 @@ class PackedTokens:
         """Return a copy with all tensors on ``device``."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         moved: Any = {name: to_device(t, device) for name, t in named.items() if isinstance(t, Tensor)}
-        return dataclasses.replace(self, **moved)
+        return dataclasses.replace(self, **moved, shared=self.shared and self.shared.to(device))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,11 @@ class TransformersTrainer(ModelTrainer):
     """Trains the models of Hugging Face's transformers, sharded by FSDP2. The default."""
 
     claims = TrainerClaims(
-        axes=frozenset({"replicate", "sequence", "tensor"}), critic=True, lora=True, router_replay=True
+        axes=frozenset({"replicate", "sequence", "tensor"}),
+        critic=True,
+        lora=True,
+        router_replay=True,
+        shared_prefixes=True,
     )
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:

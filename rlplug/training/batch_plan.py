@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 
 from rlplug.errors import ConfigError
 from rlplug.training.seqlen_balancing import schedule
 from rlplug.types.ranges import Count, Epochs, Range, Tokens, check_ranges
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlplug.interfaces.row_layout import RowLayout
+
+    Bundle: TypeAlias = tuple[tuple[int, ...], int, float]
+    """Rows that one pass computes together, its tokens and its pairs of tokens."""
 
 PassKind = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
@@ -43,6 +52,8 @@ class BatchSizes:
             16384, or twice a rank's part of the longest possible sequence where that is more.
         max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
             values. By default twice ``max_tokens_per_gpu``, because no activations are kept.
+        share_prefixes: Compute what completions of a prompt have in common, the prompt first of all, once for all of
+            them in the update and in passes for logprobs and values, where a plugin can (rlplug-optims).
     """
 
     prompts_per_step: Count = 32
@@ -52,6 +63,7 @@ class BatchSizes:
     micro_batch_size_per_gpu: Count | None = None
     max_tokens_per_gpu: Tokens | None = None
     max_tokens_per_gpu_forward: Tokens | None = None
+    share_prefixes: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.batch")
@@ -77,6 +89,7 @@ class BatchPlan:
         longest: Tokens of the longest possible prompt and completion; token budgets must hold it.
         quadratic_cost: A sequence of n tokens is taken to cost ``n + quadratic_cost * n**2``; see
             :func:`rlplug.models.shape.attention_cost`.
+        layout: Computes tokens that rows share once; by default each row has its own.
 
     Raises:
         ConfigError: A size does not divide as it must, or is too small; the message names values that work.
@@ -90,11 +103,13 @@ class BatchPlan:
         sequence_size: int = 1,
         longest: int | None = None,
         quadratic_cost: float = 0.0,
+        layout: RowLayout | None = None,
     ) -> None:
         self.world_size = world_size
         self.data_size = world_size if data_size is None else data_size
         self.sequence_size = sequence_size
         self.quadratic_cost = quadratic_cost
+        self.layout = layout
         self.prompts_per_step = sizes.prompts_per_step
         self.group_size = sizes.group_size
         self.num_epochs = sizes.num_epochs
@@ -176,7 +191,13 @@ class BatchPlan:
         """Return the passes of ``rank``, below ``data_size``; see :meth:`passes`."""
         return self.passes(rows, lengths, phase)[rank]
 
-    def passes(self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind = "update") -> list[list[MicroBatch]]:
+    def passes(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        phase: PassKind = "update",
+        table: NDArray[Any] | None = None,
+    ) -> list[list[MicroBatch]]:
         """Return the passes of each of ``data_size`` ranks over ``rows``: as many for each, most tokens first.
 
         All ranks compute the same partition of the rows, which balances what a pass costs each of them and what all
@@ -186,20 +207,45 @@ class BatchPlan:
             rows: Rows of the step; the same on every rank.
             lengths: Tokens of every row of the step.
             phase: Phase whose token budget applies.
+            table: What is known of every row of the step, for the layout.
         """
-        tokens = tuple(lengths[row] for row in rows)
-        costs = tuple(num + self.quadratic_cost * num**2 for num in tokens)
-        if self.micro_batch_size is not None:
-            schedule = _schedule(costs, (1,) * len(rows), self.data_size, self.micro_batch_size)
-        else:
-            schedule = _schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
+        bundles, parts_of = self._shortest(self._ways(rows, lengths, phase, table), phase)
         # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
-        schedule = sorted(schedule, key=lambda parts: max(sum(tokens[i] for i in part) for part in parts), reverse=True)
+        parts_of.sort(key=lambda parts: max(sum(bundles[i][1] for i in part) for part in parts), reverse=True)
         filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
         return [
-            [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in schedule]
+            [
+                MicroBatch(tuple(row for i in parts[rank] for row in bundles[i][0])) if parts[rank] else filler
+                for parts in parts_of
+            ]
             for rank in range(self.data_size)
         ]
+
+    def _limit(self, phase: PassKind) -> int:
+        """Return the most rows of a pass where they limit it, else the most tokens."""
+        return self.micro_batch_size or self.max_tokens[phase] * self.sequence_size
+
+    def _ways(
+        self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind, table: NDArray[Any] | None
+    ) -> Sequence[Sequence[Bundle]]:
+        """Return ways to cut rows into what one pass computes together: each row alone, or as the layout shares."""
+        if self.layout is None or table is None:
+            return [[((row,), lengths[row], lengths[row] ** 2) for row in rows]]
+        limits = (self._limit(phase), math.inf)
+        return self.layout.bundles(table, rows, *(limits[::-1] if self.micro_batch_size else limits))
+
+    def _shortest(
+        self, ways: Sequence[Sequence[Bundle]], phase: PassKind
+    ) -> tuple[Sequence[Bundle], list[list[list[int]]]]:
+        """Return the way whose passes cost least, and the parts of its passes, one a rank."""
+        found = []
+        for bundles in ways:
+            weights = tuple(len(rows) if self.micro_batch_size else tokens for rows, tokens, _ in bundles)
+            costs = tuple(tokens + self.quadratic_cost * pairs for _, tokens, pairs in bundles)
+            passes = _schedule(costs, weights, self.data_size, self._limit(phase))
+            slowest = (max(sum(costs[i] for i in part) for part in parts) for parts in passes)
+            found.append((sum(slowest) if len(ways) > 1 else 0.0, bundles, list(passes)))
+        return min(found, key=lambda each: each[0])[1:]
 
     def table_rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
         """Return name, value and meaning of each resolved size, for the table that a run prints.
@@ -227,6 +273,8 @@ class BatchPlan:
             ("forward-only pass", self._per_pass("forward"), "at most, where nothing is trained"),
             ("old_logprobs", *old_logprobs),
         ]
+        if self.layout is not None:
+            table.append(("shared prefixes", "computed once", self.layout.describe()))
         return [row for row in table if row[0] != "sequence ranks" or self.sequence_size > 1]
 
     def _per_pass(self, phase: PassKind) -> str:

@@ -32,15 +32,20 @@ class MicroBatchRunner:
     token_log: TokenLog | None = None
     """Gets values of single tokens."""
 
+    def rows_of(self, batch: StepBatch) -> StepRows:
+        """Return the rows of a step, of which ``batch`` is this rank's."""
+        return StepRows(batch, self.strategy, self.plan.layout)
+
     def fetch(self, rows: StepRows, row_indices: Sequence[int], kind: PassKind) -> FetchedRows:
         """Bring some rows of a step to the ranks that compute them."""
-        return rows.fetch(self.plan.passes(row_indices, rows.lengths, kind))
+        return rows.fetch(self.plan.passes(row_indices, rows.lengths, kind, rows.table))
 
     def load(self, fetched: FetchedRows, micro_batch: MicroBatch) -> PackedMicroBatch:
         """Pack the micro-batch's rows, this rank's part of them, and put them on the device."""
         strategy = self.strategy
         rows = fetched.select(micro_batch)
-        packed = pack(rows, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
+        pack_rows = pack if self.plan.layout is None else self.plan.layout.pack
+        packed = pack_rows(rows, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         return packed.to(strategy.root_device)
 
     @torch.no_grad()
@@ -92,7 +97,7 @@ def compute_logprobs(
     runs_policy = always or needs_old_logprobs or models.shares_trunk
     if not runs_policy and models.reference is None and models.critic is None:
         return batch, None
-    rows = StepRows(batch, runner.strategy)
+    rows = runner.rows_of(batch)
     fetched = runner.fetch(rows, range(rows.num_sequences), "forward")
     if runs_policy:
         output = runner.forward_only(fetched, models.forward_policy)

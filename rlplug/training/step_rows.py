@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from rlplug.interfaces.algorithm import Denominators
 from rlplug.training.batch_plan import MicroBatch
 from rlplug.types import NOT_RECORDED, StepBatch
 
-ROW = np.dtype([(name, np.int64) for name in ("group", "home", "index", "length", "num_tokens", "num_routed")])
+if TYPE_CHECKING:
+    from rlplug.interfaces.row_layout import RowLayout
+
+COLUMNS = ("group", "home", "index", "length", "num_tokens", "num_routed", "place", "shared")
+ROW = np.dtype([(name, np.int64) for name in COLUMNS])
 """What every rank knows of a row: its group, the rank that has it and its index there, its tokens, its tokens that
-train, and its pairs of a token and a layer whose experts are replayed."""
+train, its pairs of a token and a layer whose experts are replayed, and what :meth:`RowLayout.places` says of it."""
 
 Passes = Sequence[Sequence[MicroBatch]]
 """The micro-batches of each ``data_rank``."""
@@ -34,12 +38,13 @@ class StepRows:
     Args:
         batch: This rank's rows.
         strategy: Exchanges arrays between ranks.
+        layout: Computes tokens that rows share once.
 
     Raises:
         RunError: Ranks have different tensors.
     """
 
-    def __init__(self, batch: StepBatch, strategy: RLFSDP2Strategy) -> None:
+    def __init__(self, batch: StepBatch, strategy: RLFSDP2Strategy, layout: RowLayout | None = None) -> None:
         self.batch = batch
         self.strategy = strategy
         self._require_same_tensors()
@@ -47,6 +52,8 @@ class StepRows:
         mine["group"], mine["home"] = batch.per_sequence["group_index"], strategy.global_rank
         mine["index"], mine["length"] = np.arange(batch.num_sequences), batch.lengths
         mine["num_tokens"], mine["num_routed"] = batch.num_tokens, num_routed(batch)
+        if layout is not None:
+            mine["place"], mine["shared"] = layout.places(batch).T
         rows = strategy.gather_arrays(mine)
         self.table: NDArray[Any] = rows[np.lexsort((rows["index"], rows["group"]))]
 
@@ -102,7 +109,7 @@ class FetchedRows:
 
     def __init__(self, rows: StepRows, passes: Passes) -> None:
         strategy = rows.strategy
-        self.micro_batches = passes[strategy.data_rank]
+        self.passes, self.micro_batches = passes, passes[strategy.data_rank]
         self._rows = rows
         self._is_alone = strategy.world_size == 1
         if self._is_alone:
@@ -127,6 +134,13 @@ class FetchedRows:
         if "routed_experts" in rows.per_token:
             changed["routed_experts"] = np.full_like(rows.per_token["routed_experts"], NOT_RECORDED)
         return replace(rows, per_token={**rows.per_token, **changed})
+
+    def shared_share(self, layout: RowLayout) -> float:
+        """Return the share of the tokens of these passes, of all ranks, that are not computed a second time."""
+        table = self._rows.table
+        computed = [each.indices for part in self.passes for each in part if not each.is_filler]
+        num_tokens = sum(int(table["length"][list(rows)].sum()) for rows in computed)
+        return 1 - sum(layout.num_tokens(table, rows) for rows in computed) / max(num_tokens, 1)
 
     def gather_back(self, results: Sequence[Tensor]) -> Tensor:
         """Return what was computed for the tokens of this rank's own rows, wherever that was. Collective.

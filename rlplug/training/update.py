@@ -114,7 +114,7 @@ class PolicyUpdate:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """
         plan, taken, tokens = self.runner.plan, StepMetrics(), None
-        rows = StepRows(batch, self.runner.strategy)
+        rows = self.runner.rows_of(batch)
         for loss in self.losses(step):
             for epoch in range(loss.num_epochs or plan.num_epochs):
                 for row_indices in plan.mini_batches(rows.num_sequences, epoch, self.seed + step):
@@ -158,8 +158,9 @@ class PolicyUpdate:
                 values = {"logprobs": share.tokens.logprobs.detach(), **share.per_token}
                 runner.token_log.add([rows.keys[index] for index in indices], num_tokens, values)
             PHASE_PROGRESS.advance(1)
+        shared = {} if runner.plan.layout is None else {"batch/shared_tokens": fetched.shared_share(runner.plan.layout)}
         return MiniBatchResult(
-            metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM),
+            metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM) | shared,
             maxima=self._reduce(loss.call, maxima, torch.amax, dist.ReduceOp.MAX),
             minima=self._reduce(loss.call, minima, torch.amin, dist.ReduceOp.MIN),
             tokens=gather_logprobs(fetched, tokens) if runner.plan.is_on_policy else None,

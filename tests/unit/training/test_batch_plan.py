@@ -47,7 +47,7 @@ def test_more_updates_are_off_policy(epochs, mini_batch, updates):
     assert (plan.updates_per_step, plan.is_on_policy) == (updates, False)
 
 
-@pytest.mark.parametrize("key", list(vars(BatchSizes())))
+@pytest.mark.parametrize("key", sorted(vars(BatchSizes()).keys() - {"share_prefixes"}))
 @pytest.mark.parametrize("value", [0, -2])
 def test_sizes_below_one(key, value):
     assert refusal(**{key: value}).startswith(f"model.batch.{key} is {value}: give a number from 1 up to ")

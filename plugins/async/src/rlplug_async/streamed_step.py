@@ -24,7 +24,6 @@ from rlplug.interfaces.algorithm import Denominators, LossDivisor
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.passes import compute_logprobs
-from rlplug.training.step_rows import StepRows
 from rlplug.training.step_training import StepTraining
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult
 from rlplug.types import Rollout, Sample, StepBatch
@@ -158,7 +157,7 @@ class StreamedStep(StepTraining):
         models, runner = self._update.models, self._update.runner
         batch, tokens = compute_logprobs(batch, models, runner, self._offload, step, always=False)
         trained, _ = compute_advantages(self._algorithm, batch, runner.strategy.gather)
-        rows = StepRows(trained, runner.strategy)
+        rows = runner.rows_of(trained)
         everything = range(rows.num_sequences)
         wrong: list[str] = []
         (loss,) = self._update.losses(step)

@@ -1,9 +1,18 @@
 """The entry point: what this distribution registers. The classes are imported when a run names them."""
 
-from rlplug.plugin_manager import hookimpl
-from rlplug.registry import Registry
+from __future__ import annotations
 
-RLPLUG_API_VERSION = ">=3,<4"
+from typing import TYPE_CHECKING
+
+from rlplug.plugin_manager import hookimpl
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.interfaces.row_layout import RowLayout
+    from rlplug.registry import Registry
+    from rlplug.types import MeshSizes
+
+RLPLUG_API_VERSION = ">=3.2,<4"
 
 
 @hookimpl
@@ -27,3 +36,10 @@ def rlplug_register_optimizations(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_classes(registry: Registry) -> None:
     registry.add("classes", "rlplug_optims.muon:Muon")
+
+
+@hookimpl
+def rlplug_make_row_layout(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
+    from rlplug_optims.shared_prefixes.decision import decide
+
+    return decide(config, mesh, on_gpu)

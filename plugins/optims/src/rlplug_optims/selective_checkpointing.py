@@ -12,6 +12,7 @@ import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+import rlplug_optims.shared_prefixes.attention as tree_attention
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
@@ -33,6 +34,7 @@ OPERATORS: Final[Mapping[Kind, list[Any]]] = {
         aten._flash_attention_forward.default,
         torch.ops.torch_attn._varlen_attn.default,
         flash_attention.OPERATOR,
+        tree_attention.OPERATOR,
     ],
 }
 """Operators whose results are kept, by the name that a configuration gives."""

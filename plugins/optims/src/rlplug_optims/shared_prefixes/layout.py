@@ -1,0 +1,185 @@
+"""``PrefixLayout``: plans which rows a pass computes together, and packs them so that what they share is there once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from rlplug.interfaces.row_layout import Bundle, RowLayout
+from rlplug.models.packing import PackedMicroBatch, PackedTokens, pack
+from rlplug.types import StepBatch
+from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention
+from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
+
+LEAST_SHARE: Final = 0.1
+"""Least share of its tokens that a row must share: with less, what is saved is no more than the filling of rows to
+lengths that FlexAttention compiles for."""
+MANY: Final = 256
+"""Bundles that balance over ranks without being cut."""
+
+
+class PrefixLayout(RowLayout):
+    """Computes what completions of a group have in common, the prompt first of all, once.
+
+    Args:
+        on_gpu: Use FlexAttention, whose backward pass only GPUs have.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+
+    def describe(self) -> str:
+        return "by FlexAttention" if self.on_gpu else "segment by segment"
+
+    # ---- the plan ---------------------------------------------------------------------------------------------------
+
+    def places(self, batch: StepBatch) -> NDArray[Any]:
+        order = depth_first(_sequences(batch, "input_ids"), batch.per_sequence["group_index"])
+        columns = np.zeros((batch.num_sequences, 2), np.int64)
+        columns[order.rows] = np.stack([np.arange(len(order.rows)), order.shared], axis=1)
+        return columns
+
+    def bundles(
+        self, table: NDArray[Any], rows: Sequence[int], max_tokens: float, max_rows: float
+    ) -> list[list[Bundle]]:
+        forest = Forest(table)
+        groups = forest.groups(rows)
+        ways: list[list[Bundle]] = []
+        num_parts, largest = 1, max(map(len, groups))
+        while num_parts < 2 * largest:  # whole groups, their halves, their quarters, ...
+            way = []
+            for group in groups:
+                size = -(-len(group) // num_parts) if forest.pays(group) else 1
+                way += forest.cut(group, max_tokens, min(size, max_rows))
+            if not ways or len(way) > len(ways[-1]):
+                ways.append(way)
+            if len(way) >= MANY:
+                break
+            num_parts *= 2
+        return ways
+
+    def num_tokens(self, table: NDArray[Any], rows: Sequence[int]) -> int:
+        forest = Forest(table)
+        groups = forest.groups(rows)
+        shared = np.concatenate([forest.common(group) for group in groups])
+        lengths = table["length"][np.concatenate(groups)]
+        return int(lengths.sum() - (shared.sum() if is_tree(lengths, shared) else 0))
+
+    # ---- the rows of a pass -----------------------------------------------------------------------------------------
+
+    def pack(
+        self, rows: StepBatch, sequence_rank: int, sequence_size: int, sequence_group: dist.ProcessGroup | None
+    ) -> PackedMicroBatch:
+        sequences, trains = _sequences(rows, "input_ids"), _sequences(rows, "response_mask")
+        order = depth_first(sequences, rows.per_sequence["group_index"])
+        if not is_tree(rows.lengths[order.rows], order.shared):
+            return pack(rows, sequence_rank, sequence_size, sequence_group)
+        unit = math.lcm(sequence_size, length_step(order.num_tokens(sequences)) if self.on_gpu else 1)
+        row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // unit) * unit)
+        size = len(row.ids) // sequence_size
+        first = sequence_rank * size
+        slots = ((row.predicting >= first) & (row.predicting < first + size)).nonzero()[0]
+        predicting, targets = row.predicting[slots] - first, row.targets[slots]
+        if not len(slots):  # a dummy: the pass must still run, for the collectives in it
+            predicting, targets, slots = np.zeros(1, np.int64), row.ids[:1], np.array([len(row.targets)])
+        packed = PackedTokens(
+            input_ids=torch.from_numpy(row.ids[None, first : first + size]),
+            position_ids=torch.from_numpy(row.positions[None, first : first + size]),
+            cu_seqlens=torch.tensor([0, len(row.ids)], dtype=torch.int32),
+            max_length=int(rows.lengths.max()),
+            predicting=torch.from_numpy(predicting),
+            targets=torch.from_numpy(targets),
+            slots=torch.from_numpy(slots),
+            num_trained=len(row.targets),
+            sequence_group=sequence_group if sequence_size > 1 else None,
+            shared=FlexAttention.of(row) if self.on_gpu else SegmentAttention(row),
+        )
+        return PackedMicroBatch(rows.tokens, packed)
+
+
+def length_step(num_tokens: int) -> int:
+    """Return of what the length of a row of so many tokens is a multiple on a GPU: sixteen lengths for each power of 2.
+
+    FlexAttention is compiled for each length, in some 5 s on an H100.
+    """
+    return max(8 * BLOCK, 1 << (num_tokens - 1).bit_length() - 4)
+
+
+def is_tree(lengths: NDArray[Any], shared: NDArray[Any]) -> bool:
+    """Return whether a pass over some rows computes shared tokens once: where one of them shares enough.
+
+    Of more rows that is true if it is true of some of them, so no pass computes more than was planned.
+    """
+    return bool((shared >= LEAST_SHARE * np.maximum(lengths, 1)).any())
+
+
+def _sequences(batch: StepBatch, name: str) -> list[NDArray[Any]]:
+    """Return the part of an array [N] that each sequence has."""
+    return np.split(batch.per_token[name], batch.ends[1:-1]) if batch.num_sequences else []
+
+
+class Forest:
+    """The trees of a step's rows, one a group, as the table of its rows tells of them.
+
+    Args:
+        table: That of :class:`~rlplug.training.step_rows.StepRows`.
+    """
+
+    def __init__(self, table: NDArray[Any]) -> None:
+        self.table = table
+        # a group lies on one rank; if it lay on two, each part would be a tree of its own
+        order = np.lexsort((table["place"], table["home"], table["group"]))
+        self._places = np.empty(len(table), np.int64)
+        self._places[order] = np.arange(len(table))
+        sorted_rows = table[order]
+        begins = (sorted_rows["group"][1:] != sorted_rows["group"][:-1]) | (
+            sorted_rows["home"][1:] != sorted_rows["home"][:-1]
+        )
+        self._shared = np.where(np.append(True, begins), 0, sorted_rows["shared"])
+
+    def groups(self, rows: Sequence[int]) -> list[list[int]]:
+        """Return ``rows`` depth first, those of each group together."""
+        ordered = np.asarray(rows)[self._places[list(rows)].argsort()]
+        keys = self.table[["group", "home"]][ordered]
+        return [part.tolist() for part in np.split(ordered, np.flatnonzero(keys[1:] != keys[:-1]) + 1)]
+
+    def bundle(self, rows: Sequence[int]) -> Bundle:
+        """Return some rows of a group, depth first, as what one pass computes together."""
+        lengths, shared = self.table["length"][rows], self.common(rows)
+        shared = shared if is_tree(lengths, shared) else np.zeros_like(shared)
+        predicted = int(self.table["num_tokens"][rows].sum())
+        pairs = float((lengths.astype(np.float64) ** 2 - shared.astype(np.float64) ** 2).sum())
+        return Bundle(tuple(rows), max(int((lengths - shared).sum()), predicted), pairs)
+
+    def pays(self, rows: Sequence[int]) -> bool:
+        """Return whether some rows of a group share enough to be computed together."""
+        return bool(self.common(rows).sum() >= LEAST_SHARE * max(self.table["length"][rows].sum(), 1))
+
+    def cut(self, rows: Sequence[int], max_tokens: float, max_rows: float) -> list[Bundle]:
+        """Cut some rows of a group, depth first, into bundles within the limits; one row may have more tokens."""
+        found: list[list[int]] = []
+        num_tokens = num_predicted = 0
+        lengths, predicted = self.table["length"], self.table["num_tokens"]
+        for row, shared in zip(rows, self.common(rows).tolist(), strict=True):
+            added, trained = int(lengths[row]) - shared, int(predicted[row])
+            fits = max(num_tokens + added, num_predicted + trained) <= max_tokens
+            if not found or len(found[-1]) >= max_rows or not fits:
+                found.append([])
+                added, num_tokens, num_predicted = int(lengths[row]), 0, 0
+            found[-1].append(row)
+            num_tokens, num_predicted = num_tokens + added, num_predicted + trained
+        return [self.bundle(part) for part in found]
+
+    def common(self, rows: Sequence[int]) -> NDArray[Any]:
+        """Return the tokens that each of some rows of a group shares with the one before it, 0 for the first."""
+        places = self._places[list(rows)]
+        if len(rows) < 2:
+            return np.zeros(len(rows), np.int64)
+        least: NDArray[Any] = np.minimum.reduceat(self._shared[: places[-1] + 1], places[:-1] + 1)
+        return np.concatenate([[0], least])

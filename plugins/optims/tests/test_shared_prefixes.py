@@ -1,0 +1,265 @@
+"""Rows that share prefixes have the logprobs and gradients of rows with a prompt each, and cost what is planned."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rlplug_optims import CompileBlocks, FlashAttention4, GradientCheckpointing, SelectiveCheckpointing
+from rlplug_optims.shared_prefixes import attention
+from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention, block_mask, sees
+from rlplug_optims.shared_prefixes.decision import why_not
+from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
+from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
+
+from rlplug.models.attention import Sequences, packed_attention
+from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.training.step_rows import ROW
+from rlplug.types import Prompt, Sample, SamplingParams, StepBatch
+
+LAYOUT = PrefixLayout(on_gpu=False)
+PARTS = {
+    "checkpointing": GradientCheckpointing,
+    "selective": SelectiveCheckpointing,
+    "compile": lambda: CompileBlocks(backend="aot_eager"),
+}
+PROMPT, TURN = (3, 4, 5, 6, 7), (8, 9, 10)
+GROUPS = {
+    0: [(PROMPT, (11, 12, 13)), (PROMPT, (11, 14)), (PROMPT, (15,)), (PROMPT, ())],
+    1: [((5, 6), (*TURN, 7, 8)), ((5, 6), TURN), ((5, 6), (*TURN, 7, 8)), ((5, 6), (*TURN, 9, 3, 4, 11, 12))],
+    2: [((9,), ()), ((9,), (10, 11, 12, 13, 14, 15, 16))],
+    3: [(PROMPT, (11, 12, 13))],
+}
+"""Prompt and completion of each row: equal first tokens, a turn that three branches follow, the same row twice, one
+that ends where another goes on, a row of one token, and a prompt that another group has too."""
+
+
+def batch_of(groups):
+    samples = [
+        Sample(
+            prompt=Prompt(uid=str(group), token_ids=prompt, text=""),
+            group=group,
+            token_ids=prompt + completion,
+            response_mask=(False,) * len(prompt) + (True,) * len(completion),
+            rollout_logprobs=(0.0,) * len(prompt + completion),
+            completion="",
+            finish_reason="stop",
+            policy_version=0,
+            reward=1.0,
+        )
+        for group, rows in groups.items()
+        for prompt, completion in rows
+    ]
+    return StepBatch.from_samples(samples)
+
+
+def table_of(batch):
+    table = np.zeros(batch.num_sequences, ROW)
+    table["group"], table["index"] = batch.per_sequence["group_index"], np.arange(batch.num_sequences)
+    table["length"], table["num_tokens"] = batch.lengths, batch.num_tokens
+    table["place"], table["shared"] = LAYOUT.places(batch).T
+    return table
+
+
+def gradients_of(model, loss):
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen3", "gemma2", "gemma3", "mistral", "gpt2"])
+def test_logprobs_and_gradients_are_those_of_whole_rows(family, model_folder, load_policy):
+    """Windows of mistral, gemma2 and gemma3 are shorter than the longest row; gemma2 has a soft cap."""
+    policy, batch = load_policy(model_folder(family)).train(), batch_of(GROUPS)
+    weights = torch.randn(int(batch.num_tokens.sum()), generator=torch.Generator().manual_seed(7))
+    plain, shared = pack(batch), LAYOUT.pack(batch, 0, 1, None)
+    assert shared.packed.input_ids.shape[1] == 38 < plain.packed.input_ids.shape[1] == 72
+    results = []
+    for micro_batch in (plain, shared):
+        output = policy_forward(policy, micro_batch, SamplingParams(temperature=0.8), "gradient")
+        loss = (output.tokens.logprobs * weights).sum() + (output.entropy * weights**2).sum()
+        results.append((output, gradients_of(policy, loss)))
+    (expected, gradients), (found, ours) = results
+    torch.testing.assert_close(found.tokens.logprobs, expected.tokens.logprobs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.entropy, expected.entropy, rtol=0, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_share_a_row_predict_each_token_once(size):
+    batch = batch_of(GROUPS)
+    whole = LAYOUT.pack(batch, 0, 1, None).packed
+    parts = [LAYOUT.pack(batch, rank, size, None).packed for rank in range(size)]
+    ids = torch.cat([part.input_ids[0] for part in parts])
+    assert torch.equal(ids[: whole.input_ids.shape[1]], whole.input_ids[0])
+    assert torch.cat([part.slots for part in parts]).sort().values.tolist() == list(range(whole.num_trained))
+    for part, first in zip(parts, itertools.count(step=len(ids) // size)):
+        assert torch.equal(part.predicting + first, whole.predicting[part.slots])
+        assert torch.equal(part.targets, whole.targets[part.slots])
+
+
+def test_little_that_is_shared_is_packed_end_to_end():
+    batch = batch_of({0: [((3,), (4,) * 12), ((3,), (5,) * 12)]})
+    packed = LAYOUT.pack(batch, 0, 1, None).packed
+    assert packed.shared is None
+    assert packed.cu_seqlens.tolist() == [0, 13, 26]
+    assert LAYOUT.num_tokens(table_of(batch), [0, 1]) == 26
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"scale": 0.3}])
+def test_each_segment_attends_as_its_sequences_do(options):
+    batch = batch_of(GROUPS)
+    sequences, trains = (np.split(batch.per_token[name], batch.ends[1:-1]) for name in ("input_ids", "response_mask"))
+    row = tree_row(sequences, trains, depth_first(sequences, batch.per_sequence["group_index"]))
+    generator = torch.Generator().manual_seed(1)
+    states = [torch.randn(heads, len(row.ids), 8, generator=generator) for heads in (4, 2, 2)]
+    sinks = torch.randn(4, generator=generator) if options.get("sinks") else None
+    plain = {"sliding_window": options.get("window"), "softcap": options.get("softcap"), "s_aux": sinks}
+    segments = row.segments()
+    paths = [segment.path for segment in segments]
+    given_to_layer = Sequences(torch.tensor([0, len(row.ids)]), 12, **options | {"sinks": sinks})
+    output = SegmentAttention(row).attend(*states, given_to_layer)
+    module = SimpleNamespace(is_causal=True)
+    for segment, path in zip(segments, paths, strict=True):
+        alone = [part[None, :, path] for part in states]
+        expected, _ = packed_attention(module, *alone, None, scaling=options.get("scale"), **plain)
+        own = expected[0, len(path) - (segment.stop - segment.start) :].transpose(0, 1)
+        torch.testing.assert_close(output[:, segment.start : segment.stop], own)
+
+
+rows_of_groups = st.lists(
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=7), min_size=1, max_size=5), min_size=1, max_size=4
+)
+
+
+@given(rows_of_groups, st.integers(0, 2**32 - 1))
+def test_what_is_planned_is_what_rows_compute(groups, seed):
+    """It catches a budget that a pass exceeds, and costs of subsets whose rows are not neighbours in their tree."""
+    batch = batch_of({group: [(tuple(row[:1]), tuple(row[1:])) for row in rows] for group, rows in enumerate(groups)})
+    table, rng = table_of(batch), np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(batch.num_sequences) < 0.7)
+    rows = rng.permutation(rows if len(rows) else np.array([0]))
+    picked = batch.select(rows)
+    sequences = np.split(picked.per_token["input_ids"], picked.ends[1:-1])
+    forest, found = Forest(table), {}
+    for group in forest.groups(rows.tolist()):
+        bundle = forest.bundle(group)
+        own = [sequences[rows.tolist().index(row)].tolist() for row in group]
+        prefixes = {tuple(row[:end]) for row in own for end in range(1, len(row) + 1)}
+        if bundle.tokens < table["length"][group].sum():
+            assert bundle.tokens == max(len(prefixes), int(table["num_tokens"][group].sum()))
+            assert bundle.pairs == sum(2 * len(prefix) - 1 for prefix in prefixes)
+        found[int(table["group"][group[0]])] = group
+    assert sorted(row for group in found.values() for row in group) == sorted(rows.tolist())
+    assert LAYOUT.pack(picked, 0, 1, None).packed.input_ids.shape[1] == LAYOUT.num_tokens(table, rows.tolist())
+
+
+@given(rows_of_groups, st.integers(8, 20), st.integers(1, 4))
+def test_passes_have_each_row_once_within_the_budget(groups, budget, num_ranks):
+    batch = batch_of({group: [(tuple(row[:1]), tuple(row[1:])) for row in rows] for group, rows in enumerate(groups)})
+    table, rows = table_of(batch), list(range(batch.num_sequences))
+    sizes = BatchSizes(prompts_per_step=4 * num_ranks, group_size=1, max_tokens_per_gpu=budget)
+    plan = BatchPlan(sizes, num_ranks, longest=7, quadratic_cost=0.01, layout=LAYOUT)
+    passes = plan.passes(rows, batch.lengths.tolist(), table=table)
+    real = [each.indices for rank in passes for each in rank if not each.is_filler]
+    assert sorted(row for part in real for row in part) == rows
+    assert all(LAYOUT.num_tokens(table, part) <= budget for part in real)
+
+
+def test_groups_are_cut_where_ranks_would_wait():
+    """Five groups on four ranks: with halves of groups none waits for one that has two groups."""
+    prompt = tuple(range(3, 13))
+    batch = batch_of({group: [(prompt, (13 + row, 14, 15, 16, 17, 18)) for row in range(8)] for group in range(5)})
+    table, rows = table_of(batch), list(range(40))
+    sizes = BatchSizes(prompts_per_step=4, group_size=6, max_tokens_per_gpu=200)
+    for num_ranks, most in ((1, 5 * 58), (4, 102)):
+        plan = BatchPlan(sizes, num_ranks, longest=16, layout=LAYOUT)
+        passes = plan.passes(rows, batch.lengths.tolist(), table=table)
+        tokens = [sum(LAYOUT.num_tokens(table, each.indices) for each in rank) for rank in passes]
+        assert max(tokens) <= most, tokens
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 40, 200]))
+def test_masks_of_blocks_hold_what_tokens_see(seed, window):
+    """Of FlexAttention, whose backward pass and compiled kernels need a GPU."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(1, 9, size=rng.integers(1, 300)).astype(np.int32)
+    ends = [rng.integers(1, 9, size=rng.integers(1, 90)).astype(np.int32) for _ in range(4)]
+    sequences = [np.concatenate([prompt, end]) for end in ends]
+    trains = [np.arange(len(each)) >= len(prompt) for each in sequences]
+    order = depth_first(sequences, [0, 0, 1, 1])
+    row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // BLOCK) * BLOCK)
+    flex = FlexAttention.of(row)
+    mask = block_mask(flex.ends, flex.positions, window)
+    tokens = torch.arange(len(row.ids))
+    seen = sees(flex.ends, flex.positions, window)(0, 0, tokens[:, None], tokens[None])
+    blocks = seen.view(len(tokens) // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2)
+    partial = _dense(mask.kv_num_blocks, mask.kv_indices)
+    full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not (partial & full).any()
+    assert (blocks.any(dim=2) <= partial | full).all()
+    assert (full <= blocks.all(dim=2)).all()
+    segments = {segment.stop - 1: segment.path for segment in row.segments()}
+    for stop, path in segments.items():
+        in_window = path[path > path[-1] - len(row.ids)] if window is None else path[-window:]
+        assert torch.equal(seen[stop].nonzero()[:, 0], torch.from_numpy(np.sort(in_window)))
+
+
+def _dense(counts, indices):
+    """bool [query blocks, key blocks]"""
+    counts, indices = counts[0, 0], indices[0, 0]
+    listed = torch.arange(indices.shape[1]) < counts[:, None]
+    return torch.zeros(indices.shape, dtype=torch.bool).scatter(1, indices.long(), listed)
+
+
+def dense(query, key, value, sinks, mask, scale, softcap):
+    """What FlexAttention computes, in the place of its kernels, which have no backward pass on a CPU."""
+    tokens = torch.arange(query.shape[1])
+    seen = mask.mask_mod(0, 0, tokens[:, None], tokens[None])
+    how = {"attn_mask": seen, "scale": scale, "enable_gqa": True}
+    return torch.nn.functional.scaled_dot_product_attention(query[None], key[None], value[None], **how)[0]
+
+
+@pytest.mark.parametrize("names", [[], ["checkpointing"], ["selective"], ["compile"], ["checkpointing", "compile"]])
+def test_its_operator_is_checkpointed_and_compiled_as_any(names, model_folder, load_policy, monkeypatch):
+    """It catches a gradient that the operator's own backward pass loses or gets wrong."""
+    monkeypatch.setattr(attention, "flex", dense)
+    policy, batch = load_policy(model_folder("llama")), batch_of(GROUPS)
+    results = []
+    for layout in (LAYOUT, PrefixLayout(on_gpu=True)):
+        output = policy_forward(policy, layout.pack(batch, 0, 1, None), SamplingParams(), "gradient")
+        results.append((output.tokens.logprobs, gradients_of(policy, output.tokens.logprobs.sum())))
+        for name in names if layout is LAYOUT else []:
+            PARTS[name]().before_shard(policy)
+    (expected, gradients), (found, ours) = results
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
+
+
+def run(**options):
+    plain = {"model_trainer": SimpleNamespace(claims=SimpleNamespace(shared_prefixes=True)), "critic": None}
+    plain |= {"policy": SimpleNamespace(attn_implementation="packed"), "reference": None, "router_replay": False}
+    return SimpleNamespace(**plain | {"optimizations": []} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"model_trainer": SimpleNamespace(claims=SimpleNamespace(shared_prefixes=False))}, "model.trainer"),
+        ({"reference": SimpleNamespace(attn_implementation="flash_attention_2")}, "attn_implementation: packed"),
+        ({"router_replay": True}, "model.router_replay"),
+        ({"optimizations": [FlashAttention4()]}, "FlashAttention4"),
+    ],
+)
+def test_what_cannot_share_says_why(options, reason):
+    found = why_not(run(**options), None, on_gpu=True)
+    assert found is None if reason is None else reason in found
