@@ -203,6 +203,12 @@ def test_masks_of_blocks_hold_what_tokens_see(seed, window):
     blocks = seen.view(len(tokens) // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2)
     partial = _dense(mask.kv_num_blocks, mask.kv_indices)
     full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
+    for lists, expected in (
+        ((mask.q_num_blocks, mask.q_indices), partial.T),
+        ((mask.full_q_num_blocks, mask.full_q_indices), full.T),
+    ):
+        assert torch.equal(_dense(*lists), expected)
+        assert all(each.is_contiguous() for each in lists)
     assert not (partial & full).any()
     assert (blocks.any(dim=2) <= partial | full).all()
     assert (full <= blocks.all(dim=2)).all()

@@ -305,5 +305,6 @@ def block_mask(ends: Tensor, positions: Tensor, window: int | None) -> BlockMask
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many blocks each row of ``blocks`` has, and their indices in front, both int32 [1, 1, ...]."""
+    blocks = blocks.contiguous()  # the kernels read indices as if they were
     indices = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], indices.int()[None, None]
