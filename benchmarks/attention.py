@@ -21,7 +21,8 @@ import torch
 from rlplug_optims.flash_attention import flash_attention_4
 from torch import Tensor
 
-from rlplug.models.attention import Sequences, cudnn_attention, torch_flash_attention
+from rlplug.models.attention.kernels import cudnn_attention, torch_flash_attention
+from rlplug.models.attention.sequences import Sequences
 
 HEADS: Final = {"llama-1.7b": (32, 32, 64), "qwen3-1.7b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
 """Heads of queries, of keys and values, and their size."""

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, PolicySpec, RolloutEngine, SyncReport
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.observer import ExperimentLog, RunObserver
-    from rlplug.interfaces.row_layout import RowLayout
     from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
     from rlplug.registry import Registry
     from rlplug.rollout.source import RolloutSource
     from rlplug.training.batch_plan import BatchPlan
+    from rlplug.training.row_layout import RowLayout
     from rlplug.types import Batch, MeshSizes, Rollout, StepBatch
 
 API_VERSION: Final = "3.2"
@@ -203,8 +203,7 @@ def rlplug_make_source(config: RunConfig) -> RolloutSource | None:
 def rlplug_make_row_layout(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
     """Return what computes tokens that completions share once in a training, or None; the core computes each copy.
 
-    It is called before anything is loaded, where ``model.batch.share_prefixes`` is set, with the same arguments on all
-    ranks, and looks at the options to tell whether its layout can compute what the run needs.
+    It is called before anything is loaded, where ``model.batch.share_prefixes`` is set, and looks at the options.
     """
 
 

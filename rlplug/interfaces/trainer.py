@@ -68,8 +68,7 @@ class TrainerClaims:
         conflicts: Class names of optimizations that options of this trainer exclude, each with the reason.
         lora: Whether its networks take low-rank adapters: peft's layers in place of ``nn.Linear``, and frozen weights.
         router_replay: Whether its routers can take the experts that the engine chose: it has ``router_replay``.
-        shared_prefixes: Whether its networks hand the argument ``shared`` of a packed row on to
-            :func:`~rlplug.models.attention.packed_attention`, so that tokens which sequences share are computed once.
+        shared_prefixes: Whether its networks hand the argument ``shared`` of a packed row on to ``packed_attention``.
     """
 
     axes: frozenset[str] = frozenset()

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplug.types import NOT_RECORDED, Batch, StepBatch
+from rlplug.models.attention.sequences import LONG, SharedAttention
+from rlplug.types import Batch, StepBatch
 
-if TYPE_CHECKING:
-    from rlplug.interfaces.row_layout import SharedAttention
-
-LONG: Final = 4096
-"""Smallest length of a lone sequence, in tokens, at which cuDNN's attention kernel is used."""
 STEP: Final = 256
 """Lengths of such rows are multiples of this, because cuDNN plans its kernel anew for each length."""
 
@@ -77,8 +72,9 @@ class PackedTokens:
         if self.sequence_group is None:
             return values[: self.num_trained]  # without the dummy, to which the gradient is 0
         part = values.new_zeros(self.num_trained + 1).scatter(0, self.slots, values)[: self.num_trained]
-        whole: Tensor = _SumOfParts.apply(part, self.sequence_group)  # type: ignore[no-untyped-call]
-        return whole
+        from rlplug.distributed.sequence_parallel import sum_of_parts
+
+        return sum_of_parts(part, self.sequence_group)
 
     def to(self, device: torch.device | str) -> PackedTokens:
         """Return a copy with all tensors on ``device``."""
@@ -135,7 +131,9 @@ def pack(
     predicting, targets = predicting[slots], row_ids[places[slots]]
     if not len(slots):  # a dummy: the pass must still run, for the collectives in it
         predicting, targets, slots = np.zeros(1, np.int64), row_ids[:1], np.array([len(places)])
-    experts = rows.per_token.get("routed_experts")
+    if (experts := rows.per_token.get("routed_experts")) is not None:
+        from rlplug.models.routers import part_of
+
     packed = PackedTokens(
         input_ids=torch.from_numpy(row_ids[None, first : first + size]),
         position_ids=torch.from_numpy(position_ids[None, first : first + size]),
@@ -145,34 +143,10 @@ def pack(
         targets=torch.from_numpy(targets),
         slots=torch.from_numpy(slots),
         num_trained=len(places),
-        routed_experts=None if experts is None else _part_of(experts, first, size),
+        routed_experts=None if experts is None else part_of(experts, first, size),
         sequence_group=sequence_group if sequence_size > 1 else None,
     )
     return PackedMicroBatch(rows.tokens, packed)
-
-
-def _part_of(experts: NDArray[Any], first: int, size: int) -> Tensor:
-    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row."""
-    part = experts[first : first + size]
-    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
-    return torch.from_numpy(np.concatenate([part, filling]))
-
-
-class _SumOfParts(torch.autograd.Function):
-    """All-reduce whose gradient passes to each rank's part unchanged.
-
-    Every rank computes the same loss from the sum, so each already has the whole gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        whole = part.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

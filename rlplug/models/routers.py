@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.router_replay import RouterReplay, RouterShape, named_routers, replayed
+from rlplug.types import NOT_RECORDED
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Scores [n, k] of chosen experts [n, k] from float32 router logits [n, E]."""
@@ -158,3 +161,10 @@ def _replay(router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor
     experts, differs = replayed(router, own)
     score: Any = router.score_experts
     return logits, torch.where(differs, score(logits.float(), experts).to(scores.dtype), scores), experts
+
+
+def part_of(experts: NDArray[Any], first: int, size: int) -> Tensor:
+    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row."""
+    part = experts[first : first + size]
+    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
+    return torch.from_numpy(np.concatenate([part, filling]))

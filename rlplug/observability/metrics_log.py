@@ -63,13 +63,13 @@ class MetricsLog(Logger):
             repeats_scores: Whether the scores of that step that came late are written again too.
 
         Returns:
-            A sentence for each kind of line that is lost, as :func:`~rlplug.distributed.resumed_files.cut_back_lines`.
+            A sentence for each kind of line that is lost, as ``resumed_files.cut_back_lines``.
 
         Raises:
             RunError: The file cannot be read or written.
         """
 
-        from rlplug.distributed.resumed_files import cut_back_lines
+        from rlplug.distributed.checkpoints.resumed_files import cut_back_lines
 
         def is_late(record: dict[str, Any]) -> bool:
             return all(name == "step" or name.startswith("validate/") for name in record)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, set_aside_after
 from rlplug.distributed.durable_files import whole_lines
-from rlplug.distributed.resumed_files import cut_back_lines, set_aside_after
 from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlplug.distributed.strategy import RLFSDP2Strategy
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.optimization import Optimization
-    from rlplug.interfaces.row_layout import RowLayout
     from rlplug.setup.inputs import RunInputs
     from rlplug.types import MeshSizes
 
@@ -88,6 +87,8 @@ def plan_run(
     check_trainer(config, mesh)
     longest = data.train_stream.longest_prompt + config.sampling.max_new_tokens
     text_config = read_config(config.policy.path, "model.policy").get_text_config()
+    make = plugins().hook.rlplug_make_row_layout
+    layout = make(config=config, mesh=mesh, on_gpu=gpu is not None) if config.batch.share_prefixes else None
     batch = BatchPlan(
         config.batch,
         mesh.world_size,
@@ -95,7 +96,7 @@ def plan_run(
         sequence_size=mesh.sequence,
         longest=longest,
         quadratic_cost=attention_cost(text_config),
-        layout=row_layout(config, mesh, on_gpu=gpu is not None),
+        layout=layout,
     )
     num_prompts = data.train_stream.num_prompts
     check_streamed_prompts(config, num_prompts is None)
@@ -119,14 +120,6 @@ def plan_run(
         sleeps = config.engine.capabilities.sleep and config.memory.sleep_between_rollouts is not False
         return replace(plan, sleeps=sleeps)
     return replace(plan, memory=memory, sleeps=memory.sleeps, optimizations=memory.kept)
-
-
-def row_layout(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
-    """Return what computes tokens that completions share once; ``None`` where each has its own copy."""
-    if not config.batch.share_prefixes:
-        return None
-    layout: RowLayout | None = plugins().hook.rlplug_make_row_layout(config=config, mesh=mesh, on_gpu=on_gpu)
-    return layout
 
 
 def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:

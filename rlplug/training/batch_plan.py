@@ -22,7 +22,7 @@ from rlplug.types.ranges import Count, Epochs, Range, Tokens, check_ranges
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rlplug.interfaces.row_layout import RowLayout
+    from rlplug.training.row_layout import RowLayout
 
     Bundle: TypeAlias = tuple[tuple[int, ...], int, float]
     """Rows that one pass computes together, its tokens and its pairs of tokens."""
@@ -52,8 +52,7 @@ class BatchSizes:
             16384, or twice a rank's part of the longest possible sequence where that is more.
         max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
             values. By default twice ``max_tokens_per_gpu``, because no activations are kept.
-        share_prefixes: Compute what completions of a prompt have in common, the prompt first of all, once for all of
-            them in the update and in passes for logprobs and values, where a plugin can (rlplug-optims).
+        share_prefixes: Compute a prompt once for all of its completions, where a plugin can.
     """
 
     prompts_per_step: Count = 32
@@ -209,7 +208,8 @@ class BatchPlan:
             phase: Phase whose token budget applies.
             table: What is known of every row of the step, for the layout.
         """
-        bundles, parts_of = self._shortest(self._ways(rows, lengths, phase, table), phase)
+        limit = self.micro_batch_size or self.max_tokens[phase] * self.sequence_size
+        bundles, parts_of = self._shortest(self._ways(rows, lengths, limit, table), limit)
         # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
         parts_of.sort(key=lambda parts: max(sum(bundles[i][1] for i in part) for part in parts), reverse=True)
         filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
@@ -221,28 +221,22 @@ class BatchPlan:
             for rank in range(self.data_size)
         ]
 
-    def _limit(self, phase: PassKind) -> int:
-        """Return the most rows of a pass where they limit it, else the most tokens."""
-        return self.micro_batch_size or self.max_tokens[phase] * self.sequence_size
-
     def _ways(
-        self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind, table: NDArray[Any] | None
+        self, rows: Sequence[int], lengths: Sequence[int], limit: int, table: NDArray[Any] | None
     ) -> Sequence[Sequence[Bundle]]:
         """Return ways to cut rows into what one pass computes together: each row alone, or as the layout shares."""
         if self.layout is None or table is None:
             return [[((row,), lengths[row], lengths[row] ** 2) for row in rows]]
-        limits = (self._limit(phase), math.inf)
-        return self.layout.bundles(table, rows, *(limits[::-1] if self.micro_batch_size else limits))
+        limits = (math.inf, limit) if self.micro_batch_size else (limit, math.inf)
+        return self.layout.bundles(table, rows, *limits)
 
-    def _shortest(
-        self, ways: Sequence[Sequence[Bundle]], phase: PassKind
-    ) -> tuple[Sequence[Bundle], list[list[list[int]]]]:
+    def _shortest(self, ways: Sequence[Sequence[Bundle]], limit: int) -> tuple[Sequence[Bundle], list[list[list[int]]]]:
         """Return the way whose passes cost least, and the parts of its passes, one a rank."""
         found = []
         for bundles in ways:
             weights = tuple(len(rows) if self.micro_batch_size else tokens for rows, tokens, _ in bundles)
             costs = tuple(tokens + self.quadratic_cost * pairs for _, tokens, pairs in bundles)
-            passes = _schedule(costs, weights, self.data_size, self._limit(phase))
+            passes = _schedule(costs, weights, self.data_size, limit)
             slowest = (max(sum(costs[i] for i in part) for part in parts) for parts in passes)
             found.append((sum(slowest) if len(ways) > 1 else 0.0, bundles, list(passes)))
         return min(found, key=lambda each: each[0])[1:]

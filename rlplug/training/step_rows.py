@@ -19,10 +19,11 @@ from rlplug.training.batch_plan import MicroBatch
 from rlplug.types import NOT_RECORDED, StepBatch
 
 if TYPE_CHECKING:
-    from rlplug.interfaces.row_layout import RowLayout
+    from rlplug.training.row_layout import RowLayout
 
-COLUMNS = ("group", "home", "index", "length", "num_tokens", "num_routed", "place", "shared")
-ROW = np.dtype([(name, np.int64) for name in COLUMNS])
+ROW = np.dtype(
+    [(name, np.int64) for name in ["group", "home", "index", "length", "num_tokens", "num_routed", "place", "shared"]]
+)
 """What every rank knows of a row: its group, the rank that has it and its index there, its tokens, its tokens that
 train, its pairs of a token and a layer whose experts are replayed, and what :meth:`RowLayout.places` says of it."""
 
@@ -137,10 +138,9 @@ class FetchedRows:
 
     def shared_share(self, layout: RowLayout) -> float:
         """Return the share of the tokens of these passes, of all ranks, that are not computed a second time."""
-        table = self._rows.table
         computed = [each.indices for part in self.passes for each in part if not each.is_filler]
-        num_tokens = sum(int(table["length"][list(rows)].sum()) for rows in computed)
-        return 1 - sum(layout.num_tokens(table, rows) for rows in computed) / max(num_tokens, 1)
+        num_tokens = sum(int(self._rows.table["length"][list(rows)].sum()) for rows in computed)
+        return 1 - sum(layout.num_tokens(self._rows.table, rows) for rows in computed) / max(num_tokens, 1)
 
     def gather_back(self, results: Sequence[Tensor]) -> Tensor:
         """Return what was computed for the tokens of this rank's own rows, wherever that was. Collective.

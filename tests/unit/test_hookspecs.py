@@ -80,6 +80,10 @@ FROZEN = {
         "config: RunConfig",
         "RolloutSource | None",
     ),
+    "rlplug_make_row_layout": (
+        "config: RunConfig, mesh: MeshSizes, on_gpu: bool",
+        "RowLayout | None",
+    ),
     "rlplug_plan_memory": (
         "config: RunConfig, spec: PolicySpec, batch: BatchPlan, strategy: RLFSDP2Strategy, mesh: MeshSizes, "
         "longest: int, gpu: GPU",
@@ -101,7 +105,7 @@ FROZEN = {
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
 RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory", "rlplug_make_token_log"}
-RESOLVERS |= {"rlplug_make_experiment_log", "rlplug_make_profiler"}
+RESOLVERS |= {"rlplug_make_experiment_log", "rlplug_make_profiler", "rlplug_make_row_layout"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 

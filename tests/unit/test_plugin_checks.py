@@ -37,8 +37,8 @@ BROKEN = {
     ),
     "other api version": (
         OBSERVE.replace(">=3,<4", ">=2,<3"),
-        "it supports hook API >=2,<3, and this rlplug has 3.1.",
-        "Install a version of acme-broken for API 3.1, or another rlplug.",
+        "it supports hook API >=2,<3, and this rlplug has 3.2.",
+        "Install a version of acme-broken for API 3.2, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

@@ -29,9 +29,11 @@ PUBLIC = {
     "rlplug.rollout.source",
     # optimizations
     *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
-    "rlplug.distributed.fsdp_units",
+    *("rlplug.distributed.fsdp_units", "rlplug.config", "rlplug.models.packing", "rlplug.training.row_layout"),
     # trainers
-    *("rlplug.models.attention", "rlplug.models.hf_files", "rlplug.models.loading"),
+    *("rlplug.models.attention", "rlplug.models.attention.kernels", "rlplug.models.attention.products"),
+    "rlplug.models.attention.sequences",
+    *("rlplug.models.hf_files", "rlplug.models.loading"),
     "rlplug.weight_sync.hf_names",
     # environments
     *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards", "rlplug.distributed.child_process"),

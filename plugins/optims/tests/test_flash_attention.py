@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.models import attention
-from rlplug.models.attention import Sequences
+from rlplug.models.attention.sequences import Sequences
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.types import SamplingParams

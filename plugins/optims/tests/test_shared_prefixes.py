@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from rlplug_optims import CompileBlocks, FlashAttention4, GradientCheckpointing, SelectiveCheckpointing
 from rlplug_optims.shared_prefixes import attention
 from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention, block_mask, sees
-from rlplug_optims.shared_prefixes.decision import why_not
+from rlplug_optims.shared_prefixes.comparison import compared_row, differences
+from rlplug_optims.shared_prefixes.decision import require_flex_attention, why_not
 from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
 
-from rlplug.models.attention import Sequences, packed_attention
+from rlplug.errors import ConfigError
+from rlplug.models.attention import packed_attention
+from rlplug.models.attention.sequences import Sequences
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
@@ -250,6 +253,26 @@ def test_its_operator_is_checkpointed_and_compiled_as_any(names, model_folder, l
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's backward pass needs a GPU")
+@pytest.mark.parametrize("heads", [(8, 2, 64), (16, 8, 128), (9, 3, 64)])
+def test_flex_attention_is_that_of_segments(heads):
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    found = differences(SimpleNamespace(**dict(zip(names, heads, strict=True))))
+    assert max(found.values()) < 0.005, found
+
+
+def test_the_compared_row_has_trees_and_filling():
+    row = compared_row()
+    assert (len(row.ids), len(row.segments())) == (1024, 2 * 4 + 196)
+
+
+def test_a_gpu_on_which_flex_attention_differs_is_refused(monkeypatch):
+    found = {"output": 0.001, "gradient of keys": float("nan")}
+    monkeypatch.setattr("rlplug_optims.shared_prefixes.comparison.differences", lambda config: found)
+    with pytest.raises(ConfigError, match=r"gradient of keys differs by nan .*set model\.batch\.share_prefixes: false"):
+        require_flex_attention(SimpleNamespace())
+
+
 def run(**options):
     plain = {"model_trainer": SimpleNamespace(claims=SimpleNamespace(shared_prefixes=True)), "critic": None}
     plain |= {"policy": SimpleNamespace(attn_implementation="packed"), "reference": None, "router_replay": False}
@@ -267,5 +290,5 @@ def run(**options):
     ],
 )
 def test_what_cannot_share_says_why(options, reason):
-    found = why_not(run(**options), None, on_gpu=True)
+    found = why_not(run(**options), SimpleNamespace(), on_gpu=True)
     assert found is None if reason is None else reason in found

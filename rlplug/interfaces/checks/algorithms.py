@@ -16,7 +16,7 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.types import Sample, StepBatch
 
 CORE_NAMES: Final = frozenset(
-    {"loss", "policy/entropy", "router/differ", "policy/skipped_updates", "critic/loss"}
+    {"loss", "policy/entropy", "router/differ", "batch/shared_tokens", "policy/skipped_updates", "critic/loss"}
     | {f"{model}/{name}" for model in ("policy", "critic") for name in ("grad_norm", "lr")}
 )
 """Metrics of the update that the core computes itself."""

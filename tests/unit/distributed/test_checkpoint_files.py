@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlplug.distributed.checkpoints.files import FileDigest, list_checkpoints
 from rlplug.distributed.checkpoints.reader import find_damage, newest_whole, read_checkpoint, require_whole
+from rlplug.distributed.checkpoints.resumed_files import set_aside_after
 from rlplug.distributed.checkpoints.writer import ChecksumWriter
-from rlplug.distributed.resumed_files import set_aside_after
 from rlplug.errors import ConfigError, RunError
 
 

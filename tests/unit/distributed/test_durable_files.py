@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rlplug.distributed import durable_files
+from rlplug.distributed.checkpoints.resumed_files import cut_back_lines
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
@@ -28,7 +29,6 @@ from rlplug.distributed.durable_files import (
     replaced,
     write_file,
 )
-from rlplug.distributed.resumed_files import cut_back_lines
 from rlplug.errors import RunError
 
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.models.packing import LONG, STEP, pack
+from rlplug.models.attention.sequences import LONG
+from rlplug.models.packing import STEP, pack
 from rlplug.types import StepBatch
 
 ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=6)

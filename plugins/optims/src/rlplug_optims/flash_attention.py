@@ -14,7 +14,9 @@ from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
 from rlplug.models.attention import NAME as PACKED
-from rlplug.models.attention import FlashAttention, Sequences, packed_attention, torch_flash_attention
+from rlplug.models.attention import packed_attention
+from rlplug.models.attention.kernels import torch_flash_attention
+from rlplug.models.attention.sequences import FlashAttention, Sequences
 
 NAME: Final = "packed_fa4"
 """Of this attention, among those of transformers."""

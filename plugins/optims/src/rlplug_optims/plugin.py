@@ -8,8 +8,8 @@ from rlplug.plugin_manager import hookimpl
 
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
-    from rlplug.interfaces.row_layout import RowLayout
     from rlplug.registry import Registry
+    from rlplug.training.row_layout import RowLayout
     from rlplug.types import MeshSizes
 
 RLPLUG_API_VERSION = ">=3.2,<4"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from rlplug.models.attention import Sequences, attention_from_products
+from rlplug.models.attention.sequences import Sequences
 from rlplug.models.packing import to_device
 from rlplug_optims.compiler import stop_when_not_compiled
 from rlplug_optims.shared_prefixes.tree import Segment, TreeRow
@@ -86,13 +86,15 @@ class SegmentAttention:
         return moved
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-        """Return attention [H, N, head_dim]; see :class:`~rlplug.interfaces.row_layout.SharedAttention`."""
+        """Return attention [H, N, head_dim]; see :class:`~rlplug.models.attention.sequences.SharedAttention`."""
         outputs = []
         for part in self._parts:
             taken = ((query, part.queries), (key, part.keys), (value, part.keys))
             q, k, v = (each[:, places].transpose(0, 1) for each, places in taken)  # [G, heads, q or k, d]
             seen = (part.distance >= 0) & (part.distance < (sequences.window or part.keys.shape[1]))
             if sequences.softcap is not None or sequences.sinks is not None:
+                from rlplug.models.attention.products import attention_from_products
+
                 output = attention_from_products(q, k, v, seen, sequences)
             else:
                 how: Any = {"attn_mask": seen, "scale": sequences.scale, "enable_gqa": True}
@@ -125,7 +127,7 @@ class FlexAttention:
         return FlexAttention(*moved)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-        """Return attention [H, N, head_dim]; see :class:`~rlplug.interfaces.row_layout.SharedAttention`."""
+        """Return attention [H, N, head_dim]; see :class:`~rlplug.models.attention.sequences.SharedAttention`."""
         how = (sequences.scale, sequences.window or 0, sequences.softcap or 0.0)
         return _forward(query, key, value, sequences.sinks, self.ends, self.positions, *how)  # type: ignore[no-any-return]
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from rlplug.interfaces.row_layout import Bundle, RowLayout
 from rlplug.models.packing import PackedMicroBatch, PackedTokens, pack
+from rlplug.training.row_layout import Bundle, RowLayout
 from rlplug.types import StepBatch
 from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row

@@ -141,6 +141,11 @@ def rlplug_make_source() -> RolloutSource:
 
 
 @hookimpl
+def rlplug_make_row_layout() -> None:
+    """Pass, so that the next plugin's is made."""
+
+
+@hookimpl
 def rlplug_plan_memory() -> None:
     """Pass: no run of the tests is on a GPU."""
 

@@ -7,71 +7,18 @@ exchange their parts of the row for heads of the whole row before attention, and
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from rlplug.errors import ConfigError
-from rlplug.models.packing import LONG
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.row_layout import SharedAttention
+from rlplug.models.attention.sequences import FlashAttention, Sequences, SharedAttention
 
 NAME: Final = "packed"
 """Value of ``attn_implementation`` that selects this attention."""
-
-# torch 2.11 has grouped-query attention without this argument
-GROUPED: Final[dict[str, Any]] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """The sequences of a packed row, and how each of them is attended to."""
-
-    borders: Tensor
-    """int32 [S + 1]: cumulative lengths"""
-    longest: int
-    """Tokens of the longest sequence."""
-    scale: float | None = None
-    """Factor of the query-key products; 1 / sqrt(head_dim) by default."""
-    window: int | None = None
-    """Number of keys that a query attends to, its own position included."""
-    softcap: float | None = None
-    """``c`` in ``c tanh(x / c)`` of the query-key products, as in Gemma 2 (arXiv 2408.00118, section 2)."""
-    sinks: Tensor | None = None
-    """[H]: logits of a key without a value that each query of a head also sees, as in gpt-oss."""
-
-
-FlashAttention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
-"""From [N, H, head_dim], and twice [N, H_kv, head_dim], in half precision on a GPU, to [N, H, head_dim]."""
-
-
-def torch_flash_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return torch's variable-length flash attention."""
-    output: Any = varlen_attn(
-        query,
-        key,
-        value,
-        cu_seq_q=sequences.borders,
-        cu_seq_k=sequences.borders,
-        max_q=sequences.longest,
-        max_k=sequences.longest,
-        scale=sequences.scale,
-        window_size=(-1 if sequences.window is None else sequences.window - 1, 0),
-        **GROUPED,
-    )
-    return output  # type: ignore[no-any-return]
 
 
 def packed_attention(
@@ -124,6 +71,8 @@ def packed_attention(
         max_length_q = length
     query, key, value = (states.transpose(0, 1).flatten(1, 2) for states in (query, key, value))
     if sequence_group is not None:
+        from rlplug.distributed.sequence_parallel import heads_to_sequences, sequences_to_heads
+
         query, key, value = sequences_to_heads(query, key, value, sequence_group)
         s_aux = None if s_aux is None else s_aux.chunk(sequence_group.size())[sequence_group.rank()]
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
@@ -150,8 +99,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, fla
         )
     if not has_flash:
         return _padded(query, key, value, sequences)
+    from rlplug.models.attention.kernels import cudnn_attention, is_one_long_sequence, torch_flash_attention
+
     states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    if flash is None and _is_one_long_sequence(query, sequences):
+    if flash is None and is_one_long_sequence(query, sequences):
         return cudnn_attention(*states, sequences.scale).transpose(0, 1)
     return (flash or torch_flash_attention)(*states, sequences).transpose(0, 1)
 
@@ -160,27 +111,6 @@ def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
     """Return whether torch's variable-length flash attention supports these inputs."""
     fits = query.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None and fits
-
-
-def _is_one_long_sequence(query: Tensor, sequences: Sequences) -> bool:
-    """Return whether to use cuDNN's attention: for one long sequence, on Hopper or newer.
-
-    It is then 1.6 times as fast as the variable-length kernel (``benchmarks/results/2026-11-21-update-on-h200``).
-    """
-    if sequences.window is not None or query.shape[-1] > 128:
-        return False
-    is_long = sequences.borders.shape[0] == 2 and query.shape[1] >= LONG
-    return is_long and torch.cuda.get_device_capability() >= (9, 0)
-
-
-def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Return cuDNN's attention of one sequence; all tensors are [N, heads, head_dim]."""
-    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
-        output = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=True
-        )
-    return output[0].transpose(0, 1)
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
@@ -193,6 +123,8 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> 
     distance = steps[:, None] - steps
     seen = (distance >= 0) & (distance < (window or longest))
     if sequences.softcap is not None or sequences.sinks is not None:
+        from rlplug.models.attention.products import attention_from_products
+
         output = attention_from_products(query, key, value, seen, sequences)
     else:
         mask: dict[str, Any] = {"is_causal": True} if window is None else {"attn_mask": seen}
@@ -201,56 +133,3 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> 
     # of all borders: compiled for a GPU, torch 2.11 searches a slice as if it began at 0 (pytorch#182343)
     sequence = torch.searchsorted(borders, tokens, right=True) - 1
     return output[sequence, :, tokens - borders[sequence]].transpose(0, 1)
-
-
-def attention_from_products(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, sequences: Sequences) -> Tensor:
-    """Return attention with a soft cap or sinks, which no kernel of torch has."""
-    scale, softcap, sinks = sequences.scale, sequences.softcap, sequences.sinks
-    groups = query.shape[1] // key.shape[1]
-    key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
-    products = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        products = softcap * torch.tanh(products / softcap)
-    products = products.masked_fill(~seen, -torch.inf)
-    if sinks is not None:
-        column = sinks.to(products.dtype)[:, None, None].expand(*products.shape[:-1], 1)
-        products = torch.cat([products, column], dim=-1)
-    weights = products.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[-2]].to(query.dtype)
-    return weights @ value
-
-
-def sequences_to_heads(
-    query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Exchange [heads, n, head_dim] of all heads for [heads / ranks, N, head_dim] of the whole row, in one call.
-
-    Raises:
-        ConfigError: The heads do not divide over the ranks.
-    """
-    size = group.size()
-    if query.shape[0] % size or (key.shape[0] % size and size % key.shape[0]):
-        raise ConfigError(
-            f"trainer.strategy.init_args.sequence is {size}, and the model has {query.shape[0]} attention heads and "
-            f"{key.shape[0]} key-value heads on a rank: give a size that divides the first, and divides the second or "
-            "is a multiple of it."
-        )
-    repeats = max(1, size // key.shape[0])
-    key, value = (states.repeat_interleave(repeats, dim=0) for states in (key, value))
-    parts = [states.view(size, -1, *states.shape[1:]) for states in (query, key, value)]
-    received = _all_to_all(torch.cat(parts, dim=1), group)  # [ranks, heads / ranks, n, head_dim], the row's parts
-    whole = received.transpose(0, 1).flatten(1, 2)
-    query, key, value = torch.split(whole, [part.shape[1] for part in parts])
-    return query, key, value
-
-
-def heads_to_sequences(output: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Exchange [heads / ranks, N, head_dim] back for [heads, n, head_dim]."""
-    parts = output.reshape(len(output), group.size(), -1, output.shape[-1]).transpose(0, 1)
-    return _all_to_all(parts, group).flatten(0, 1)
-
-
-def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send ``parts[r]`` to rank ``r`` of the group, and return the parts that the ranks sent, in rank order."""
-    sizes = [1] * group.size()
-    received: Tensor = all_to_all_single_autograd(parts.contiguous(), sizes, sizes, group)
-    return received
