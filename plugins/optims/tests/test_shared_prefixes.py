@@ -261,9 +261,14 @@ def test_flex_attention_is_that_of_segments(heads):
     assert max(found.values()) < 0.005, found
 
 
-def test_the_compared_row_has_trees_and_filling():
+def test_the_comparison_before_a_run_sees_a_wrong_kernel(monkeypatch):
     row = compared_row()
     assert (len(row.ids), len(row.segments())) == (1024, 2 * 4 + 196)
+    config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    monkeypatch.setattr(attention, "flex", dense)
+    assert max(differences(config, "cpu").values()) < 0.01
+    monkeypatch.setattr(attention, "flex", lambda q, k, v, *rest: dense(q, k, v.roll(1, dims=1), *rest))
+    assert min(differences(config, "cpu").values()) > 0.1
 
 
 def test_a_gpu_on_which_flex_attention_differs_is_refused(monkeypatch):

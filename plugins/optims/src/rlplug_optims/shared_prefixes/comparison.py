@@ -19,28 +19,29 @@ SIZE: Final = 1024
 """Tokens of the row, some of it filling."""
 
 
-def differences(config: Any) -> dict[str, float]:
+def differences(config: Any, device: str = "cuda") -> dict[str, float]:
     """Return how far FlexAttention in bfloat16 is from attention in float32: relative, in the 2-norm, by result.
 
     Args:
         config: Configuration of a text model.
+        device: Where to compute.
     """
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     row = compared_row()
-    generator = torch.Generator(device="cuda").manual_seed(0)
+    generator = torch.Generator(device=device).manual_seed(0)
     *states, d_output = (
-        torch.randn(count, SIZE, size, device="cuda", generator=generator) for count in (heads, shared, shared, heads)
+        torch.randn(count, SIZE, size, device=device, generator=generator) for count in (heads, shared, shared, heads)
     )
-    is_real = torch.from_numpy(row.positions > 0).cuda()  # without the filling, which has no gradient
+    is_real = torch.from_numpy(row.positions > 0).to(device)  # without the filling, which has no gradient
     softcap = getattr(config, "attn_logit_softcapping", None)
-    sequences = Sequences(torch.tensor([0, SIZE], device="cuda"), SIZE, window=64, softcap=softcap)
+    sequences = Sequences(torch.tensor([0, SIZE], device=device), SIZE, window=64, softcap=softcap)
 
     @torch.enable_grad()
     def results(attention: Any, dtype: torch.dtype) -> list[Tensor]:
         leaves = [each.to(dtype).requires_grad_() for each in states]
-        output = attention.to("cuda").attend(*leaves, sequences) * is_real[:, None]
+        output = attention.to(device).attend(*leaves, sequences) * is_real[:, None]
         gradients = torch.autograd.grad(output, leaves, d_output.to(dtype))
         return [each.detach().float() for each in (output, *gradients)]
 

@@ -37,7 +37,9 @@ def decide(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None
 
     if on_gpu and torch.cuda.is_available():
         require_flex_attention(text_config)
-    return PrefixLayout(on_gpu)
+    layout = PrefixLayout(on_gpu)
+    rank_zero_info(f"completions of a group compute their prompt once, {layout.describe()}")
+    return layout
 
 
 def require_flex_attention(text_config: Any) -> None:
