@@ -54,8 +54,8 @@ class RowLayout(ABC):
         """Pack sequences as :func:`rlplug.models.packing.pack` does; tokens that train keep their order."""
 
     @abstractmethod
-    def num_tokens(self, table: NDArray[Any], rows: Sequence[int]) -> int:
-        """Return the tokens that one pass over ``rows`` computes."""
+    def num_tokens(self, table: NDArray[Any], passes: Sequence[Sequence[int]]) -> int:
+        """Return the tokens that passes over some rows each compute in all."""
 
     @abstractmethod
     def describe(self) -> str:

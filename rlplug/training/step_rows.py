@@ -140,7 +140,7 @@ class FetchedRows:
         """Return the share of the tokens of these passes, of all ranks, that are not computed a second time."""
         computed = [each.indices for part in self.passes for each in part if not each.is_filler]
         num_tokens = sum(int(self._rows.table["length"][list(rows)].sum()) for rows in computed)
-        return 1 - sum(layout.num_tokens(self._rows.table, rows) for rows in computed) / max(num_tokens, 1)
+        return 1 - layout.num_tokens(self._rows.table, computed) / max(num_tokens, 1)
 
     def gather_back(self, results: Sequence[Tensor]) -> Tensor:
         """Return what was computed for the tokens of this rank's own rows, wherever that was. Collective.

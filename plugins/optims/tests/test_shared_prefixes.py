@@ -113,7 +113,7 @@ def test_little_that_is_shared_is_packed_end_to_end():
     packed = LAYOUT.pack(batch, 0, 1, None).packed
     assert packed.shared is None
     assert packed.cu_seqlens.tolist() == [0, 13, 26]
-    assert LAYOUT.num_tokens(table_of(batch), [0, 1]) == 26
+    assert LAYOUT.num_tokens(table_of(batch), [[0, 1]]) == 26
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"scale": 0.3}])
@@ -161,7 +161,7 @@ def test_what_is_planned_is_what_rows_compute(groups, seed):
             assert bundle.pairs == sum(2 * len(prefix) - 1 for prefix in prefixes)
         found[int(table["group"][group[0]])] = group
     assert sorted(row for group in found.values() for row in group) == sorted(rows.tolist())
-    assert LAYOUT.pack(picked, 0, 1, None).packed.input_ids.shape[1] == LAYOUT.num_tokens(table, rows.tolist())
+    assert LAYOUT.pack(picked, 0, 1, None).packed.input_ids.shape[1] == LAYOUT.num_tokens(table, [rows.tolist()])
 
 
 @given(rows_of_groups, st.integers(8, 20), st.integers(1, 4))
@@ -173,7 +173,7 @@ def test_passes_have_each_row_once_within_the_budget(groups, budget, num_ranks):
     passes = plan.passes(rows, batch.lengths.tolist(), table=table)
     real = [each.indices for rank in passes for each in rank if not each.is_filler]
     assert sorted(row for part in real for row in part) == rows
-    assert all(LAYOUT.num_tokens(table, part) <= budget for part in real)
+    assert all(LAYOUT.num_tokens(table, [part]) <= budget for part in real)
 
 
 def test_groups_are_cut_where_ranks_would_wait():
@@ -185,7 +185,7 @@ def test_groups_are_cut_where_ranks_would_wait():
     for num_ranks, most in ((1, 5 * 58), (4, 102)):
         plan = BatchPlan(sizes, num_ranks, longest=16, layout=LAYOUT)
         passes = plan.passes(rows, batch.lengths.tolist(), table=table)
-        tokens = [sum(LAYOUT.num_tokens(table, each.indices) for each in rank) for rank in passes]
+        tokens = [LAYOUT.num_tokens(table, [each.indices for each in rank]) for rank in passes]
         assert max(tokens) <= most, tokens
 
 

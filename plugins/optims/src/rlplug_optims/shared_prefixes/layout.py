@@ -64,12 +64,9 @@ class PrefixLayout(RowLayout):
             num_parts *= 2
         return ways
 
-    def num_tokens(self, table: NDArray[Any], rows: Sequence[int]) -> int:
+    def num_tokens(self, table: NDArray[Any], passes: Sequence[Sequence[int]]) -> int:
         forest = Forest(table)
-        groups = forest.groups(rows)
-        shared = np.concatenate([forest.common(group) for group in groups])
-        lengths = table["length"][np.concatenate(groups)]
-        return int(lengths.sum() - (shared.sum() if is_tree(lengths, shared) else 0))
+        return sum(map(forest.num_tokens, passes))
 
     # ---- the rows of a pass -----------------------------------------------------------------------------------------
 
@@ -148,6 +145,13 @@ class Forest:
         ordered = np.asarray(rows)[self._places[list(rows)].argsort()]
         keys = self.table[["group", "home"]][ordered]
         return [part.tolist() for part in np.split(ordered, np.flatnonzero(keys[1:] != keys[:-1]) + 1)]
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Return the tokens that a pass over some rows computes."""
+        groups = self.groups(rows)
+        shared = np.concatenate([self.common(group) for group in groups])
+        lengths = self.table["length"][np.concatenate(groups)]
+        return int(lengths.sum() - (shared.sum() if is_tree(lengths, shared) else 0))
 
     def bundle(self, rows: Sequence[int]) -> Bundle:
         """Return some rows of a group, depth first, as what one pass computes together."""
