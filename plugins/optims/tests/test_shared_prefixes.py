@@ -117,7 +117,9 @@ def test_little_that_is_shared_is_packed_end_to_end():
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"scale": 0.3}])
-def test_each_segment_attends_as_its_sequences_do(options):
+@pytest.mark.parametrize("most_pairs", [1, 1 << 24])
+def test_each_segment_attends_as_its_sequences_do(most_pairs, options, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_PAIRS", most_pairs)
     batch = batch_of(GROUPS)
     sequences, trains = (np.split(batch.per_token[name], batch.ends[1:-1]) for name in ("input_ids", "response_mask"))
     row = tree_row(sequences, trains, depth_first(sequences, batch.per_sequence["group_index"]))
@@ -264,7 +266,7 @@ def test_flex_attention_is_that_of_segments(heads):
 def test_the_comparison_before_a_run_sees_a_wrong_kernel(monkeypatch):
     row = compared_row()
     assert (len(row.ids), len(row.segments())) == (1024, 2 * 4 + 196)
-    config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    config = SimpleNamespace(num_attention_heads=[2, 4], num_key_value_heads=2, head_dim=16)
     monkeypatch.setattr(attention, "flex", dense)
     assert max(differences(config, "cpu").values()) < 0.01
     monkeypatch.setattr(attention, "flex", lambda q, k, v, *rest: dense(q, k, v.roll(1, dims=1), *rest))

@@ -23,6 +23,8 @@ from rlplug_optims.shared_prefixes.tree import Segment, TreeRow
 
 BLOCK: Final = 128
 """Tokens of a block of FlexAttention's masks, of which a row is a multiple."""
+MOST_PAIRS: Final = 1 << 24
+"""Pairs of a query and a key, padding included, whose mask is in memory at a time where segments attend."""
 NUM_LENGTHS: Final = 256
 """Lengths of rows, times windows and kinds of passes, that are compiled at most."""
 NUM_MASKS: Final = 8
@@ -40,8 +42,8 @@ class Segments:
     """int64 [G, q]: places of their tokens in the row, the padding clamped"""
     keys: Tensor
     """int64 [G, k]: places of their paths in the row, the padding clamped"""
-    distance: Tensor
-    """int64 [G, 1, q, k]: from each query back to each key in their sequence; negative for keys that come later"""
+    depths: Tensor
+    """int64 [G, q]: position of each query in its sequence, which is that of its key among ``keys``"""
 
     @staticmethod
     def of(segments: Sequence[Segment]) -> tuple[Segments, NDArray[Any], NDArray[Any]]:
@@ -53,12 +55,12 @@ class Segments:
         keys = np.zeros((len(segments), depth.max()), np.int64)
         for row, each in zip(keys, segments, strict=True):
             row[: len(each.path)] = each.path
-        distance = (depth - own)[:, None, None] + np.arange(own.max())[:, None] - np.arange(depth.max())
+        depths = (depth - own)[:, None] + np.arange(own.max())
         clamped = np.where(is_real, queries, queries[:, :1])
-        return Segments(*map(torch.from_numpy, (clamped, keys, distance[:, None]))), is_real, queries[is_real]
+        return Segments(*map(torch.from_numpy, (clamped, keys, depths))), is_real, queries[is_real]
 
     def to(self, device: torch.device | str) -> Segments:
-        return Segments(*(to_device(tensor, device) for tensor in (self.queries, self.keys, self.distance)))
+        return Segments(*(to_device(tensor, device) for tensor in (self.queries, self.keys, self.depths)))
 
 
 class SegmentAttention:
@@ -72,7 +74,11 @@ class SegmentAttention:
         sizes: dict[tuple[int, int], list[Segment]] = {}
         for each in row.segments():
             sizes.setdefault(((each.stop - each.start).bit_length(), len(each.path).bit_length()), []).append(each)
-        self._parts, is_real, places = zip(*map(Segments.of, sizes.values()), strict=True)
+        parts = []
+        for (own, depth), alike in sizes.items():
+            most = max(1, MOST_PAIRS >> own + depth)
+            parts += [Segments.of(alike[first : first + most]) for first in range(0, len(alike), most)]
+        self._parts, is_real, places = zip(*parts, strict=True)
         of_parts = np.concatenate([each.ravel() for each in is_real]).nonzero()[0]
         order = np.empty(len(row.ids), np.int64)
         order[np.concatenate(places)] = of_parts
@@ -91,7 +97,8 @@ class SegmentAttention:
         for part in self._parts:
             taken = ((query, part.queries), (key, part.keys), (value, part.keys))
             q, k, v = (each[:, places].transpose(0, 1) for each, places in taken)  # [G, heads, q or k, d]
-            seen = (part.distance >= 0) & (part.distance < (sequences.window or part.keys.shape[1]))
+            distance = part.depths[:, None, :, None] - torch.arange(part.keys.shape[1], device=query.device)
+            seen = (distance >= 0) & (distance < (sequences.window or part.keys.shape[1]))
             if sequences.softcap is not None or sequences.sinks is not None:
                 from rlplug.models.attention.products import attention_from_products
 

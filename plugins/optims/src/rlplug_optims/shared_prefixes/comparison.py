@@ -26,9 +26,14 @@ def differences(config: Any, device: str = "cuda") -> dict[str, float]:
         config: Configuration of a text model.
         device: Where to compute.
     """
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+
+    def option(name: str) -> Any:
+        value = getattr(config, name, None)  # a number, or one for each layer
+        return max(value) if isinstance(value, list | tuple) else value
+
+    heads = option("num_attention_heads")
+    shared = option("num_key_value_heads") or heads
+    size = option("head_dim") or config.hidden_size // heads
     row = compared_row()
     generator = torch.Generator(device=device).manual_seed(0)
     *states, d_output = (
