@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.registry import Registry
     from rlplug.training.row_layout import RowLayout
-    from rlplug.types import MeshSizes
 
 RLPLUG_API_VERSION = ">=3.2,<4"
 
@@ -39,7 +38,7 @@ def rlplug_register_classes(registry: Registry) -> None:
 
 
 @hookimpl
-def rlplug_make_row_layout(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
+def rlplug_make_row_layout(config: RunConfig, on_gpu: bool) -> RowLayout | None:
     from rlplug_optims.shared_prefixes.decision import decide
 
-    return decide(config, mesh, on_gpu)
+    return decide(config, on_gpu)

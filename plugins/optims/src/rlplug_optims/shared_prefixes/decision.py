@@ -14,14 +14,13 @@ from rlplug.models.hf_files import read_config
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.training.row_layout import RowLayout
-    from rlplug.types import MeshSizes
 
 TOLERANCE: Final = 0.02
 """Largest relative difference of FlexAttention in bfloat16 from attention in float32, in the 2-norm."""
 OFF: Final = "set model.batch.share_prefixes: false"
 
 
-def decide(config: RunConfig, mesh: MeshSizes, on_gpu: bool) -> RowLayout | None:
+def decide(config: RunConfig, on_gpu: bool) -> RowLayout | None:
     """Return the layout of a run, or ``None`` after a line that says why its completions have a prompt each.
 
     Raises:
