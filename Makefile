@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles the modules that it imports; pip would compile all, which takes it longer than the rest
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/$(PIP_INSTALL) --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
 PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
@@ -50,8 +52,7 @@ lint: mypy  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 
 mypy: $(VENV)/.installed-dev
-	$(BIN)/mypy rlplug
-	@for plugin in $(PLUGINS); do $(BIN)/mypy $$plugin/src || exit; done
+	$(BIN)/mypy rlplug $(PLUGINS:=/src)
 
 docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the code
 	@for script in $(WRITERS); do $(BIN)/python $$script || exit; done
@@ -98,12 +99,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt
 	@echo "installing vLLM for the CPU into $(VLLM_VENV): two minutes the first time"
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -r plugins/rollout_vllm/requirements-cpu.txt
+	$(VLLM_BIN)/$(PIP_INSTALL) --no-deps -r plugins/rollout_vllm/requirements-cpu.txt
 	@touch $@
 
 # after the other environment, since two builds in one folder would overwrite each other's files
 $(VLLM_VENV)/.installed: $(VLLM_VENV)/.requirements $(SETUP_FILES) | $(VENV)/.installed-dev
-	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable . $(PLUGINS:%=--editable %)
+	$(VLLM_BIN)/$(PIP_INSTALL) --no-deps --editable . $(PLUGINS:%=--editable %)
 	@touch $@
 
 sglang-wheels: $(SGLANG_VERSIONS:%=$(SGLANG_WHEELS)/%)  ## Download the versions of SGLang that test-all reads
