@@ -110,7 +110,7 @@ def test_a_new_folder_is_installed_and_linted_by_make(copy: Path) -> None:
     shown = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout
 
     assert re.search(r"pip install .*--editable plugins/scratch\b", shown)
-    assert re.search(r"for plugin in .*plugins/scratch\b", shown)
+    assert re.search(r"/mypy rlplug .*plugins/scratch/src\b", shown)
 
 
 def test_tests_of_a_new_folder_are_run(copy: Path) -> None:
