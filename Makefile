@@ -43,7 +43,7 @@ test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Ins
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run those tests of every push that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest --changed plugins/rollout_vllm/tests
-	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py
+	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py plugins/optims/tests/test_tree_kernels.py
 
 install: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## Install what lint and all tests need
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rlplug_optims import CompileBlocks, FlashAttention4, GradientCheckpointing, SelectiveCheckpointing
-from rlplug_optims.shared_prefixes import attention
-from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention, block_mask, sees
 from rlplug_optims.shared_prefixes.comparison import compared_row, differences
-from rlplug_optims.shared_prefixes.decision import require_flex_attention, why_not
+from rlplug_optims.shared_prefixes.decision import require_kernels, why_not
 from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
+from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
+from rlplug_optims.shared_prefixes.tree_attention import BLOCK, Blocks
 
 from rlplug.errors import ConfigError
 from rlplug.models.attention import packed_attention
@@ -119,7 +120,7 @@ def test_little_that_is_shared_is_packed_end_to_end():
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"scale": 0.3}])
 @pytest.mark.parametrize("most_pairs", [1, 1 << 24])
 def test_each_segment_attends_as_its_sequences_do(most_pairs, options, monkeypatch):
-    monkeypatch.setattr(attention, "MOST_PAIRS", most_pairs)
+    monkeypatch.setattr("rlplug_optims.shared_prefixes.segments.MOST_PAIRS", most_pairs)
     batch = batch_of(GROUPS)
     sequences, trains = (np.split(batch.per_token[name], batch.ends[1:-1]) for name in ("input_ids", "response_mask"))
     row = tree_row(sequences, trains, depth_first(sequences, batch.per_sequence["group_index"]))
@@ -191,57 +192,79 @@ def test_groups_are_cut_where_ranks_would_wait():
         assert max(tokens) <= most, tokens
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 40, 200]))
-def test_masks_of_blocks_hold_what_tokens_see(seed, window):
-    """Of FlexAttention, whose backward pass and compiled kernels need a GPU."""
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 40, 200]))
+def test_lists_of_blocks_hold_what_tokens_see(seed, window):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(1, 9, size=rng.integers(1, 300)).astype(np.int32)
     ends = [rng.integers(1, 9, size=rng.integers(1, 90)).astype(np.int32) for _ in range(4)]
     sequences = [np.concatenate([prompt, end]) for end in ends]
     trains = [np.arange(len(each)) >= len(prompt) for each in sequences]
-    order = depth_first(sequences, [0, 0, 1, 1])
-    row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // BLOCK) * BLOCK)
-    flex = FlexAttention.of(row)
-    mask = block_mask(flex.ends, flex.positions, window)
-    tokens = torch.arange(len(row.ids))
-    seen = sees(flex.ends, flex.positions, window)(0, 0, tokens[:, None], tokens[None])
-    blocks = seen.view(len(tokens) // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2)
-    partial = _dense(mask.kv_num_blocks, mask.kv_indices)
-    full = _dense(mask.full_kv_num_blocks, mask.full_kv_indices)
-    for lists, expected in (
-        ((mask.q_num_blocks, mask.q_indices), partial.T),
-        ((mask.full_q_num_blocks, mask.full_q_indices), full.T),
-    ):
-        assert torch.equal(_dense(*lists), expected)
-        assert all(each.is_contiguous() for each in lists)
-    assert not (partial & full).any()
-    assert (blocks.any(dim=2) <= partial | full).all()
-    assert (full <= blocks.all(dim=2)).all()
-    segments = {segment.stop - 1: segment.path for segment in row.segments()}
-    for stop, path in segments.items():
-        in_window = path[path > path[-1] - len(row.ids)] if window is None else path[-window:]
-        assert torch.equal(seen[stop].nonzero()[:, 0], torch.from_numpy(np.sort(in_window)))
+    row = tree_row(sequences, trains, depth_first(sequences, [0, 0, 1, 1]))
+    blocks = Blocks.of(torch.from_numpy(row.ends), torch.from_numpy(row.positions), window)
+    seen = seen_by(blocks, window)
+    num_tokens, size = len(row.ids), len(blocks.keys) * BLOCK
+    for segment in row.segments():
+        last = segment.path if window == 0 else segment.path[-window:]
+        assert torch.equal(seen[segment.stop - 1].nonzero()[:, 0], torch.from_numpy(np.sort(last)))
+    whole = torch.zeros(size, size, dtype=torch.bool)
+    whole[:num_tokens, :num_tokens] = seen
+    pairs = whole.view(-1, BLOCK, size // BLOCK, BLOCK).transpose(1, 2).flatten(2)  # [of queries, of keys, pairs]
+    full, some = (listed(blocks.keys, count) for count in blocks.num_keys)
+    assert torch.equal(full, listed(blocks.queries, blocks.num_queries[0]).T)
+    assert torch.equal(some, listed(blocks.queries, blocks.num_queries[1]).T)
+    assert (pairs.any(dim=2) <= some).all()
+    assert (full <= pairs.all(dim=2) & some).all()
+    assert all(each.is_contiguous() for each in (blocks.keys, blocks.num_keys, blocks.queries, blocks.num_queries))
 
 
-def _dense(counts, indices):
-    """bool [query blocks, key blocks]"""
-    counts, indices = counts[0, 0], indices[0, 0]
-    listed = torch.arange(indices.shape[1]) < counts[:, None]
-    return torch.zeros(indices.shape, dtype=torch.bool).scatter(1, indices.long(), listed)
+def listed(indices, counts):
+    """bool [B, B]: the first ``counts`` of each row of lists"""
+    is_listed = torch.arange(indices.shape[1]) < counts[:, None]
+    return torch.zeros(indices.shape, dtype=torch.bool).scatter(1, indices.long(), is_listed)
 
 
-def dense(query, key, value, sinks, mask, scale, softcap):
-    """What FlexAttention computes, in the place of its kernels, which have no backward pass on a CPU."""
-    tokens = torch.arange(query.shape[1])
-    seen = mask.mask_mod(0, 0, tokens[:, None], tokens[None])
-    how = {"attn_mask": seen, "scale": scale, "enable_gqa": True}
-    return torch.nn.functional.scaled_dot_product_attention(query[None], key[None], value[None], **how)[0]
+def seen_by(blocks, window):
+    """bool [queries, keys]"""
+    tokens, positions = torch.arange(len(blocks.ends)), blocks.positions
+    seen = (tokens <= tokens[:, None]) & (tokens[:, None] < blocks.ends)
+    return seen & (positions[:, None] - positions < window) if window else seen
+
+
+class Dense:
+    """What the kernels compute, for a CPU, on which they do not run. ``roll`` is a fault."""
+
+    def __init__(self, roll=0):
+        self.roll = roll
+
+    def forward(self, query, key, value, sinks, blocks, how):
+        seen = seen_by(blocks, how.window)
+        key, value = (
+            each.roll(self.roll, dims=1).repeat_interleave(len(query) // len(key), 0) for each in (key, value)
+        )
+        logits = (query @ key.mT * how.scale).masked_fill(~seen, -torch.inf)
+        return (logits.softmax(-1) @ value).transpose(0, 1).contiguous().transpose(0, 1), logits.logsumexp(-1).float()
+
+    def backward(self, d_output, query, key, value, output, lse, blocks, how):
+        leaves = [each.detach().requires_grad_() for each in (query, key, value)]
+        autograd = torch._C.DispatchKey.AutogradFunctionality
+        with torch._C._SetExcludeDispatchKeyGuard(autograd, False), torch.enable_grad():
+            found, found_lse = self.forward(*leaves, None, blocks, how)
+            gradients = torch.autograd.grad(found, leaves, d_output)
+        torch.testing.assert_close((found, found_lse), (output, lse))  # those of the forward pass arrive
+        laid = [each.transpose(0, 1).contiguous().transpose(0, 1) for each in gradients]
+        return *laid, (d_output * output).sum(-1).float()
+
+
+@pytest.fixture
+def dense(monkeypatch):
+    kernels = Dense()
+    monkeypatch.setitem(sys.modules, "rlplug_optims.shared_prefixes.launch", kernels)
+    return kernels
 
 
 @pytest.mark.parametrize("names", [[], ["checkpointing"], ["selective"], ["compile"], ["checkpointing", "compile"]])
-def test_its_operator_is_checkpointed_and_compiled_as_any(names, model_folder, load_policy, monkeypatch):
+def test_its_operator_is_checkpointed_and_compiled_as_any(names, model_folder, load_policy, dense):
     """It catches a gradient that the operator's own backward pass loses or gets wrong."""
-    monkeypatch.setattr(attention, "flex", dense)
     policy, batch = load_policy(model_folder("llama")), batch_of(GROUPS)
     results = []
     for layout in (LAYOUT, PrefixLayout(on_gpu=True)):
@@ -255,29 +278,28 @@ def test_its_operator_is_checkpointed_and_compiled_as_any(names, model_folder, l
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's backward pass needs a GPU")
-@pytest.mark.parametrize("heads", [(8, 2, 64), (16, 8, 128), (9, 3, 64)])
-def test_flex_attention_is_that_of_segments(heads):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on GPUs")
+@pytest.mark.parametrize("heads", [(8, 2, 64), (16, 8, 128), (9, 3, 64), (8, 4, 256)])
+def test_kernels_in_bfloat16_are_torchs_attention(heads):
     names = ("num_attention_heads", "num_key_value_heads", "head_dim")
     found = differences(SimpleNamespace(**dict(zip(names, heads, strict=True))))
     assert max(found.values()) < 0.005, found
 
 
-def test_the_comparison_before_a_run_sees_a_wrong_kernel(monkeypatch):
+def test_the_comparison_before_a_run_sees_a_wrong_kernel(dense):
     row = compared_row()
-    assert (len(row.ids), len(row.segments())) == (1024, 2 * 4 + 196)
+    assert (len(row.ids), len(row.segments())) == (828, 2 * 4)
     config = SimpleNamespace(num_attention_heads=[2, 4], num_key_value_heads=2, head_dim=16)
-    monkeypatch.setattr(attention, "flex", dense)
     assert max(differences(config, "cpu").values()) < 0.01
-    monkeypatch.setattr(attention, "flex", lambda q, k, v, *rest: dense(q, k, v.roll(1, dims=1), *rest))
+    dense.roll = 1
     assert min(differences(config, "cpu").values()) > 0.1
 
 
-def test_a_gpu_on_which_flex_attention_differs_is_refused(monkeypatch):
+def test_a_gpu_on_which_the_kernels_differ_is_refused(monkeypatch):
     found = {"output": 0.001, "gradient of keys": float("nan")}
     monkeypatch.setattr("rlplug_optims.shared_prefixes.comparison.differences", lambda config: found)
-    with pytest.raises(ConfigError, match=r"gradient of keys differs by nan .*set model\.batch\.share_prefixes: false"):
-        require_flex_attention(SimpleNamespace())
+    with pytest.raises(ConfigError, match=r"gradient of keys .* nan .*set model\.batch\.share_prefixes: false"):
+        require_kernels(SimpleNamespace())
 
 
 def run(**options):
@@ -296,6 +318,7 @@ def run(**options):
         ({"optimizations": [FlashAttention4()]}, "FlashAttention4"),
     ],
 )
-def test_what_cannot_share_says_why(options, reason):
+def test_what_cannot_share_says_why(options, reason, monkeypatch):
+    monkeypatch.setattr("rlplug_optims.shared_prefixes.decision.find_spec", lambda name: True)
     found = why_not(run(**options), SimpleNamespace(), on_gpu=True)
     assert found is None if reason is None else reason in found

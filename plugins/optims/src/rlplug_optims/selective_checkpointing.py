@@ -12,7 +12,7 @@ import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-import rlplug_optims.shared_prefixes.attention as tree_attention
+import rlplug_optims.shared_prefixes.tree_attention as tree_attention
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization

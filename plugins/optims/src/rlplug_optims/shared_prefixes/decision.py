@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rlplug.training.row_layout import RowLayout
 
 TOLERANCE: Final = 0.02
-"""Largest relative difference of FlexAttention in bfloat16 from attention in float32, in the 2-norm."""
+"""Largest relative difference of the kernels in bfloat16 from attention in float32, in the 2-norm."""
 OFF: Final = "set model.batch.share_prefixes: false"
 
 
@@ -24,7 +25,7 @@ def decide(config: RunConfig, on_gpu: bool) -> RowLayout | None:
     """Return the layout of a run, or ``None`` after a line that says why its completions have a prompt each.
 
     Raises:
-        ConfigError: On this GPU, FlexAttention does not compute what it should.
+        ConfigError: On this GPU, the kernels do not compute what they should.
     """
     if config.batch.group_size == 1:
         return None
@@ -35,17 +36,17 @@ def decide(config: RunConfig, on_gpu: bool) -> RowLayout | None:
     from rlplug_optims.shared_prefixes.layout import PrefixLayout
 
     if on_gpu and torch.cuda.is_available():
-        require_flex_attention(text_config)
+        require_kernels(text_config)
     layout = PrefixLayout(on_gpu)
     rank_zero_info(f"completions of a group compute their prompt once, {layout.describe()}")
     return layout
 
 
-def require_flex_attention(text_config: Any) -> None:
-    """Compile FlexAttention for a model's heads, and compare it with attention by segments, gradients included.
+def require_kernels(text_config: Any) -> None:
+    """Compile the kernels for a model's heads, and compare them with attention by segments, gradients included.
 
     Raises:
-        ConfigError: It fails, or differs.
+        ConfigError: They fail, or differ.
     """
     from rlplug_optims.shared_prefixes.comparison import differences
 
@@ -53,12 +54,12 @@ def require_flex_attention(text_config: Any) -> None:
         found = differences(text_config)
     except Exception as error:  # of a compiler, which says much of itself and little of the model
         what = f"{type(error).__name__}: {error}"[:400]
-        raise ConfigError(f"FlexAttention does not compute attention of this model's heads ({what}): {OFF}.") from error
+        raise ConfigError(f"the kernels of shared prefixes fail for this model's heads ({what}): {OFF}.") from error
     for name, difference in found.items():
         if not difference < TOLERANCE:
             raise ConfigError(
-                f"FlexAttention's {name} differs by {difference:.3g} from what torch computes for this model's heads: "
-                f"{OFF}."
+                f"for this model's heads, the {name} that the kernels of shared prefixes compute differs by "
+                f"{difference:.3g} from torch's: {OFF}."
             )
 
 
@@ -76,6 +77,8 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
     names = {type(each).__name__ for each in config.optimizations}
     if "FlashAttention4" in names:
         return "FlashAttention4 computes attention of whole sequences alone"
+    if on_gpu and find_spec("triton") is None:
+        return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:
         return "on a CPU, CompileBlocks would compile for each tree anew"
     return None

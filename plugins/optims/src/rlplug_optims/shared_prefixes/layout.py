@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,12 +13,12 @@ from numpy.typing import NDArray
 from rlplug.models.packing import PackedMicroBatch, PackedTokens, pack
 from rlplug.training.row_layout import Bundle, RowLayout
 from rlplug.types import StepBatch
-from rlplug_optims.shared_prefixes.attention import BLOCK, FlexAttention, SegmentAttention
+from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
+from rlplug_optims.shared_prefixes.tree_attention import TreeAttention
 
 LEAST_SHARE: Final = 0.1
-"""Least share of its tokens that a row must share: with less, what is saved is no more than the filling of rows to
-lengths that FlexAttention compiles for."""
+"""Least share of its tokens that a row must share: with less, flash attention's kernels for whole rows are as fast."""
 MANY: Final = 256
 """Bundles that balance over ranks without being cut."""
 
@@ -28,14 +27,14 @@ class PrefixLayout(RowLayout):
     """Computes what completions of a group have in common, the prompt first of all, once.
 
     Args:
-        on_gpu: Use FlexAttention, whose backward pass only GPUs have.
+        on_gpu: Attend with the kernels for trees, not segment by segment.
     """
 
     def __init__(self, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
 
     def describe(self) -> str:
-        return "by FlexAttention" if self.on_gpu else "segment by segment"
+        return "by kernels for trees" if self.on_gpu else "segment by segment"
 
     # ---- the plan ---------------------------------------------------------------------------------------------------
 
@@ -77,8 +76,7 @@ class PrefixLayout(RowLayout):
         order = depth_first(sequences, rows.per_sequence["group_index"])
         if not is_tree(rows.lengths[order.rows], order.shared):
             return pack(rows, sequence_rank, sequence_size, sequence_group)
-        unit = math.lcm(sequence_size, length_step(order.num_tokens(sequences)) if self.on_gpu else 1)
-        row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // unit) * unit)
+        row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // sequence_size) * sequence_size)
         size = len(row.ids) // sequence_size
         first = sequence_rank * size
         slots = ((row.predicting >= first) & (row.predicting < first + size)).nonzero()[0]
@@ -95,17 +93,9 @@ class PrefixLayout(RowLayout):
             slots=torch.from_numpy(slots),
             num_trained=len(row.targets),
             sequence_group=sequence_group if sequence_size > 1 else None,
-            shared=FlexAttention.of(row) if self.on_gpu else SegmentAttention(row),
+            shared=TreeAttention.of(row) if self.on_gpu else SegmentAttention(row),
         )
         return PackedMicroBatch(rows.tokens, packed)
-
-
-def length_step(num_tokens: int) -> int:
-    """Return of what the length of a row of so many tokens is a multiple on a GPU: sixteen lengths for each power of 2.
-
-    FlexAttention is compiled for each length, in some 5 s on an H100.
-    """
-    return max(8 * BLOCK, 1 << (num_tokens - 1).bit_length() - 4)
 
 
 def is_tree(lengths: NDArray[Any], shared: NDArray[Any]) -> bool:

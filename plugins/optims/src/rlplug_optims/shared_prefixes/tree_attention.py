@@ -1,0 +1,198 @@
+"""Attention over a tree row on a GPU: one operator, whose kernels skip the blocks of the row that no token sees."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlplug.models.attention.sequences import Sequences
+from rlplug.models.packing import to_device
+from rlplug_optims.shared_prefixes.tree import TreeRow
+
+BLOCK: Final = 128
+"""Tokens of a block of the lists that say which blocks of keys a block of queries sees."""
+NUM_LISTS: Final = 8
+"""Lists that are kept: those of the windows of a model's layers, for the row that is computed."""
+
+
+class How(NamedTuple):
+    """How products of queries and keys become logits."""
+
+    scale: float
+    window: int
+    """Number of keys that a query sees, its own included; 0 for all."""
+    softcap: float
+    """``c`` in ``c tanh(x / c)``; 0 for none."""
+
+
+@dataclass(frozen=True)
+class TreeAttention:
+    """Attends by one operator, so that blocks of a model are checkpointed and compiled as with plain attention."""
+
+    ends: Tensor
+    """int32 [N], of the tree row."""
+    positions: Tensor
+    """int32 [N]."""
+
+    @staticmethod
+    def of(row: TreeRow) -> TreeAttention:
+        return TreeAttention(torch.from_numpy(row.ends), torch.from_numpy(row.positions.astype("int32")))
+
+    def to(self, device: torch.device | str) -> TreeAttention:
+        moved = [to_device(tensor, device) for tensor in (self.ends, self.positions)]
+        for tensor in moved:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return TreeAttention(*moved)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+        """Return attention [H, N, head_dim]; see :class:`~rlplug.models.attention.sequences.SharedAttention`."""
+        scale = query.shape[-1] ** -0.5 if sequences.scale is None else sequences.scale
+        how = (float(scale), sequences.window or 0, sequences.softcap or 0.0)
+        output: Tensor = OPERATOR(query, key, value, sequences.sinks, self.ends, self.positions, *how)[0]
+        return output
+
+
+@torch.library.custom_op("rlplug_optims::tree_attention", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    ends: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Return attention [H, N, head_dim] of a tree row, and float32 [H, N] logarithms of sums to the base 2.
+
+    A window and a soft cap of 0 are none.
+    """
+    from rlplug_optims.shared_prefixes import launch
+
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    how = How(scale, window, softcap)
+    return launch.forward(query, key, value, sinks, newest_blocks(ends, positions, window), how)
+
+
+@_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    num_heads, num_tokens, width = query.shape
+    output = query.new_empty(num_tokens, num_heads, width).transpose(0, 1)
+    return output, query.new_empty(num_heads, num_tokens, dtype=torch.float32)
+
+
+@torch.library.custom_op("rlplug_optims::tree_attention_backward", mutates_args=())
+def _backward(
+    d_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    ends: Tensor,
+    positions: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys, values and sinks, the last one empty without any; all contiguous as
+    [N, H, head_dim]."""
+    from rlplug_optims.shared_prefixes import launch
+
+    d_output, query, key, value = (
+        each if each.stride(-1) == 1 else each.contiguous() for each in (d_output, query, key, value)
+    )
+    how = How(scale, window, softcap)
+    blocks = newest_blocks(ends, positions, window)
+    dq, dk, dv, delta = launch.backward(d_output, query, key, value, output, lse, blocks, how)
+    if sinks is None:
+        return dq, dk, dv, query.new_empty(0)
+    weights = torch.exp2(sinks.float()[:, None] / math.log(2) - lse)  # of each query's sum; its value is 0
+    return dq, dk, dv, -(weights * delta).sum(dim=1).to(sinks.dtype)
+
+
+@_backward.register_fake
+def _(_d_output: Tensor, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, *_: Any) -> Any:
+    found = [
+        each.new_empty(each.shape[1], each.shape[0], each.shape[2]).transpose(0, 1) for each in (query, key, value)
+    ]
+    return *found, query.new_empty(0) if sinks is None else torch.empty_like(sinks)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.window, ctx.softcap = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx: Any, d_output: Tensor, _d_lse: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors  # once: checkpointing computes them anew for each request
+    *gradients, d_sinks = _backward(d_output, *saved, ctx.scale, ctx.window, ctx.softcap)
+    return *gradients, None if saved[3] is None else d_sinks, None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+OPERATOR: Final = torch.ops.rlplug_optims.tree_attention.default
+"""Attention, as graphs and checkpointing know it."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which tokens of a row see which, and which blocks; there are B blocks, the last one perhaps cut."""
+
+    ends: Tensor
+    """int32 [N]: token k is seen by the queries ``k .. ends[k] - 1``"""
+    positions: Tensor
+    """int32 [N]: of each token in its sequences, read where attention has a window"""
+    keys: Tensor
+    """int32 [B, B]: for each block of queries, first the blocks of keys that all of it see, then those that some see"""
+    num_keys: Tensor
+    """int32 [2, B]: how many all of it see, and how many at least some see"""
+    queries: Tensor
+    """int32 [B, B]: likewise for each block of keys, the blocks of queries"""
+    num_queries: Tensor
+    """int32 [2, B]"""
+
+    @staticmethod
+    def of(ends: Tensor, positions: Tensor, window: int) -> Blocks:
+        """Return those of a row, from B**2 comparisons; a window of 0 is none."""
+        filling = -len(ends) % BLOCK
+        ends_of, positions_of = (nn.functional.pad(each, (0, filling)).view(-1, BLOCK) for each in (ends, positions))
+        first = torch.arange(0, ends_of.numel(), BLOCK, device=ends.device)[:, None]  # of the block of queries
+        below, own = first > first.T, first == first.T
+        some = below & (first < ends_of.amax(dim=1)) | own
+        full = below & (first + BLOCK - 1 < ends_of.amin(dim=1))
+        if window:
+            lowest, highest = positions_of.amin(dim=1), positions_of.amax(dim=1)
+            some &= (lowest[:, None] - highest < window) | own
+            full &= highest[:, None] - lowest < window
+        return Blocks(ends, positions, *_listed(full, some), *_listed(full.T, some.T))
+
+
+def _listed(full: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+    """Return int32 [B, B], whose rows begin with the indices of their full blocks and go on with the others, and how
+    many these are, [2, B]."""
+    full = full & some
+    indices = (some.int() + full.int()).argsort(dim=1, descending=True, stable=True)
+    return indices.int().contiguous(), torch.stack([full.sum(dim=1), some.sum(dim=1)]).int()
+
+
+_NEWEST: OrderedDict[tuple[int, int], Blocks] = OrderedDict()
+"""Newest blocks, by the address of their row's ``ends``, which they keep from being given to another tensor."""
+
+
+def newest_blocks(ends: Tensor, positions: Tensor, window: int) -> Blocks:
+    """Return the blocks of a row, which all layers with that window share."""
+    key = (ends.data_ptr(), window)
+    if key not in _NEWEST:
+        _NEWEST[key] = Blocks.of(ends, positions, window)
+        if len(_NEWEST) > NUM_LISTS:
+            _NEWEST.popitem(last=False)
+    return _NEWEST[key]
