@@ -16,8 +16,8 @@ from rlplug_optims.shared_prefixes.comparison import compared_row, differences
 from rlplug_optims.shared_prefixes.decision import require_kernels, why_not
 from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
+from rlplug_optims.shared_prefixes.tile_lists import Lists, Mask
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
-from rlplug_optims.shared_prefixes.tree_attention import BLOCK, Blocks
 
 from rlplug.errors import ConfigError
 from rlplug.models.attention import packed_attention
@@ -192,42 +192,33 @@ def test_groups_are_cut_where_ranks_would_wait():
         assert max(tokens) <= most, tokens
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 40, 200]))
-def test_lists_of_blocks_hold_what_tokens_see(seed, window):
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 40, 200]), st.sampled_from([(64, 64), (128, 64), (32, 128)]))
+def test_lists_of_tiles_hold_what_tokens_see(seed, window, sizes):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(1, 9, size=rng.integers(1, 300)).astype(np.int32)
     ends = [rng.integers(1, 9, size=rng.integers(1, 90)).astype(np.int32) for _ in range(4)]
     sequences = [np.concatenate([prompt, end]) for end in ends]
     trains = [np.arange(len(each)) >= len(prompt) for each in sequences]
     row = tree_row(sequences, trains, depth_first(sequences, [0, 0, 1, 1]))
-    blocks = Blocks.of(torch.from_numpy(row.ends), torch.from_numpy(row.positions), window)
-    seen = seen_by(blocks, window)
-    num_tokens, size = len(row.ids), len(blocks.keys) * BLOCK
+    mask = Mask(torch.from_numpy(row.ends), torch.from_numpy(row.positions), window)
+    seen = mask.seen()
     for segment in row.segments():
         last = segment.path if window == 0 else segment.path[-window:]
         assert torch.equal(seen[segment.stop - 1].nonzero()[:, 0], torch.from_numpy(np.sort(last)))
-    whole = torch.zeros(size, size, dtype=torch.bool)
-    whole[:num_tokens, :num_tokens] = seen
-    pairs = whole.view(-1, BLOCK, size // BLOCK, BLOCK).transpose(1, 2).flatten(2)  # [of queries, of keys, pairs]
-    full, some = (listed(blocks.keys, count) for count in blocks.num_keys)
-    assert torch.equal(full, listed(blocks.queries, blocks.num_queries[0]).T)
-    assert torch.equal(some, listed(blocks.queries, blocks.num_queries[1]).T)
-    assert (pairs.any(dim=2) <= some).all()
-    assert (full <= pairs.all(dim=2) & some).all()
-    assert all(each.is_contiguous() for each in (blocks.keys, blocks.num_keys, blocks.queries, blocks.num_queries))
-
-
-def listed(indices, counts):
-    """bool [B, B]: the first ``counts`` of each row of lists"""
-    is_listed = torch.arange(indices.shape[1]) < counts[:, None]
-    return torch.zeros(indices.shape, dtype=torch.bool).scatter(1, indices.long(), is_listed)
-
-
-def seen_by(blocks, window):
-    """bool [queries, keys]"""
-    tokens, positions = torch.arange(len(blocks.ends)), blocks.positions
-    seen = (tokens <= tokens[:, None]) & (tokens[:, None] < blocks.ends)
-    return seen & (positions[:, None] - positions < window) if window else seen
+    whole, part = mask.tiles(*sizes)
+    shape = [count * size for count, size in zip(part.shape, sizes, strict=True)]
+    filled = torch.zeros(shape, dtype=torch.bool)
+    filled[: len(seen), : len(seen)] = seen
+    pairs = filled.view(-1, sizes[0], part.shape[1], sizes[1]).transpose(1, 2).flatten(2)
+    assert (pairs.any(dim=2) <= part).all()
+    assert (whole <= pairs.all(dim=2) & part).all()
+    for each in ((whole, part), (whole.T, part.T)):
+        lists = Lists.of(*each)
+        assert lists.tiles.is_contiguous()
+        assert lists.num_tiles.is_contiguous()
+        for expected, counts in zip(each, lists.num_tiles, strict=True):
+            is_listed = torch.arange(expected.shape[1]) < counts[:, None]
+            assert torch.equal(torch.zeros_like(expected).scatter(1, lists.tiles.long(), is_listed), expected)
 
 
 class Dense:
@@ -236,19 +227,18 @@ class Dense:
     def __init__(self, roll=0):
         self.roll = roll
 
-    def forward(self, query, key, value, sinks, blocks, how):
-        seen = seen_by(blocks, how.window)
+    def forward(self, query, key, value, sinks, mask, scale, softcap):
         key, value = (
             each.roll(self.roll, dims=1).repeat_interleave(len(query) // len(key), 0) for each in (key, value)
         )
-        logits = (query @ key.mT * how.scale).masked_fill(~seen, -torch.inf)
+        logits = (query @ key.mT * scale).masked_fill(~mask.seen(), -torch.inf)
         return (logits.softmax(-1) @ value).transpose(0, 1).contiguous().transpose(0, 1), logits.logsumexp(-1).float()
 
-    def backward(self, d_output, query, key, value, output, lse, blocks, how):
+    def backward(self, d_output, query, key, value, output, lse, mask, scale, softcap):
         leaves = [each.detach().requires_grad_() for each in (query, key, value)]
         autograd = torch._C.DispatchKey.AutogradFunctionality
         with torch._C._SetExcludeDispatchKeyGuard(autograd, False), torch.enable_grad():
-            found, found_lse = self.forward(*leaves, None, blocks, how)
+            found, found_lse = self.forward(*leaves, None, mask, scale, softcap)
             gradients = torch.autograd.grad(found, leaves, d_output)
         torch.testing.assert_close((found, found_lse), (output, lse))  # those of the forward pass arrive
         laid = [each.transpose(0, 1).contiguous().transpose(0, 1) for each in gradients]

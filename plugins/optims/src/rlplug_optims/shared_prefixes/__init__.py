@@ -3,6 +3,7 @@
 tree.py             which rows share what, and the row of tokens that a tree becomes
 layout.py           ``PrefixLayout``: plans bundles of rows and packs them
 tree_attention.py   attention on a GPU, as one operator
+tile_lists.py       which tiles its kernels compute
 launch.py           runs its kernels
 kernels.py          Triton kernels
 segments.py         attention by torch, segment by segment, on any device

@@ -1,7 +1,7 @@
 """Triton kernels of attention in which one integer a token is the mask, with gradients.
 
-They follow FlashAttention-2 (Dao, arXiv 2307.08691), and skip the blocks that no query sees: ``blocks`` is a list of
-them for each block (:class:`~rlplug_optims.shared_prefixes.tree_attention.Blocks`). Token k is seen by the queries
+They follow FlashAttention-2 (Dao, arXiv 2307.08691), and skip tiles in which nothing is seen: ``tiles`` and
+``num_tiles`` list the others (:class:`~rlplug_optims.shared_prefixes.tile_lists.Lists`). Token k is seen by the queries
 ``k .. ends[k] - 1``. Row lengths are arguments, so a kernel is compiled once for the heads of a model. No sum depends
 on the order in which programs run. Arguments that end in ``_head`` and ``_token`` are strides.
 """
@@ -13,12 +13,12 @@ from typing import Final
 import triton
 import triton.language as tl
 
-LENGTHS: Final = ("num_tokens", "num_lists")
+LENGTHS: Final = ("num_tokens", "num_listed")
 """Arguments for whose values no kernel is compiled anew."""
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 # fmt: off
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
 
 
@@ -73,10 +73,10 @@ def _seen(queries, keys, ends, positions, num_tokens, WINDOW: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
-    query, key, value, output, lse, sinks, ends, positions, blocks, num_blocks, num_lists, num_tokens, scale, softcap,
+    query, key, value, output, lse, sinks, ends, positions, tiles, num_tiles, num_listed, num_tokens, scale, softcap,
     query_head, query_token, key_head, key_token, value_head, value_token, output_head, output_token,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, SINKS: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SINKS: tl.constexpr,
 ):
     first = tl.program_id(0) * QUERIES
     head = tl.program_id(1).to(tl.int64)
@@ -91,15 +91,14 @@ def forward(
         largest = tl.full([QUERIES], -1e30, tl.float32)
         sums = tl.zeros([QUERIES], tl.float32)
     total = tl.zeros([QUERIES, PADDED], tl.float32)
-    PARTS: tl.constexpr = BLOCK // KEYS
-    listed = first // BLOCK
-    num_full = tl.load(num_blocks + listed) * PARTS
-    num_seen = tl.load(num_blocks + num_lists + listed) * PARTS
+    num_full = tl.load(num_tiles + tl.program_id(0))
+    num_seen = tl.load(num_tiles + tl.num_programs(0) + tl.program_id(0))
+    tiles += tl.program_id(0).to(tl.int64) * num_listed
     for masked in tl.static_range(2):
         begin = num_full if masked else 0
         end = num_seen if masked else num_full
-        for part in range(begin, end):
-            first_key = tl.load(blocks + listed * num_lists + part // PARTS) * BLOCK + part % PARTS * KEYS
+        for place in range(begin, end):
+            first_key = tl.load(tiles + place) * KEYS
             keys = _load(key, first_key, num_tokens, key_token, not masked, KEYS, WIDTH, PADDED)
             logits = _logits(tl.dot(own, tl.trans(keys), input_precision=PRECISION), scale, softcap, SOFTCAP)
             if masked:
@@ -118,46 +117,35 @@ def forward(
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def delta(
-    output, d_output, delta, num_tokens, output_head, output_token, d_output_head, d_output_token,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
-):
-    first = tl.program_id(0) * TOKENS
-    head = tl.program_id(1).to(tl.int64)
-    tokens = first + tl.arange(0, TOKENS)
-    outputs = _load(output + head * output_head, first, num_tokens, output_token, False, TOKENS, WIDTH, PADDED)
-    d_outputs = _load(d_output + head * d_output_head, first, num_tokens, d_output_token, False, TOKENS, WIDTH, PADDED)
-    products = tl.sum(outputs.to(tl.float32) * d_outputs.to(tl.float32), 1)
-    tl.store(delta + head * num_tokens + tokens, products, mask=tokens < num_tokens)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
 def query_gradients(
-    query, key, value, d_output, lse, delta, ends, positions, d_query, blocks, num_blocks, num_lists, num_tokens,
-    scale, softcap, query_head, query_token, key_head, key_token, value_head, value_token, d_output_head,
-    d_output_token, d_query_head, d_query_token, GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    query, key, value, output, d_output, lse, delta, ends, positions, d_query, tiles, num_tiles, num_listed, num_tokens,
+    scale, softcap, query_head, query_token, key_head, key_token, value_head, value_token, output_head, output_token,
+    d_output_head, d_output_token, d_query_head, d_query_token, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Write ``delta`` too, the product of each output and its gradient, which :func:`key_gradients` reads."""
     first = tl.program_id(0) * QUERIES
     head = tl.program_id(1).to(tl.int64)
     tokens = first + tl.arange(0, QUERIES)
     queries = _load(query + head * query_head, first, num_tokens, query_token, False, QUERIES, WIDTH, PADDED)
     d_outputs = _load(d_output + head * d_output_head, first, num_tokens, d_output_token, False, QUERIES, WIDTH, PADDED)
     own_lse = tl.load(lse + head * num_tokens + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
-    own_delta = tl.load(delta + head * num_tokens + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
+    outputs = _load(output + head * output_head, first, num_tokens, output_token, False, QUERIES, WIDTH, PADDED)
+    products = tl.sum(outputs.to(tl.float32) * d_outputs.to(tl.float32), 1)
+    tl.store(delta + head * num_tokens + tokens, products, mask=tokens < num_tokens)
+    own_delta = products[:, None]
     key += head // GROUP * key_head
     value += head // GROUP * value_head
     total = tl.zeros([QUERIES, PADDED], tl.float32)
-    PARTS: tl.constexpr = BLOCK // KEYS
-    listed = first // BLOCK
-    num_full = tl.load(num_blocks + listed) * PARTS
-    num_seen = tl.load(num_blocks + num_lists + listed) * PARTS
+    num_full = tl.load(num_tiles + tl.program_id(0))
+    num_seen = tl.load(num_tiles + tl.num_programs(0) + tl.program_id(0))
+    tiles += tl.program_id(0).to(tl.int64) * num_listed
     for masked in tl.static_range(2):
         begin = num_full if masked else 0
         end = num_seen if masked else num_full
-        for part in range(begin, end):
-            first_key = tl.load(blocks + listed * num_lists + part // PARTS) * BLOCK + part % PARTS * KEYS
+        for place in range(begin, end):
+            first_key = tl.load(tiles + place) * KEYS
             keys = _load(key, first_key, num_tokens, key_token, not masked, KEYS, WIDTH, PADDED)
             values = _load(value, first_key, num_tokens, value_token, not masked, KEYS, WIDTH, PADDED)
             logits = _logits(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), scale, softcap, SOFTCAP)
@@ -174,11 +162,11 @@ def query_gradients(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def key_gradients(
-    query, key, value, d_output, lse, delta, ends, positions, d_key, d_value, blocks, num_blocks, num_lists,
+    query, key, value, d_output, lse, delta, ends, positions, d_key, d_value, tiles, num_tiles, num_listed,
     num_tokens, scale, softcap, query_head, query_token, key_head, key_token, value_head, value_token, d_output_head,
     d_output_token, d_key_head, d_key_token, d_value_head, d_value_token, GROUP: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Products are [KEYS, QUERIES]."""
     first = tl.program_id(0) * KEYS
@@ -189,17 +177,16 @@ def key_gradients(
     values = _load(value, first, num_tokens, value_token, False, KEYS, WIDTH, PADDED)
     d_keys = tl.zeros([KEYS, PADDED], tl.float32)
     d_values = tl.zeros([KEYS, PADDED], tl.float32)
-    PARTS: tl.constexpr = BLOCK // QUERIES
-    listed = first // BLOCK
-    num_full = tl.load(num_blocks + listed) * PARTS
-    num_seen = tl.load(num_blocks + num_lists + listed) * PARTS
+    num_full = tl.load(num_tiles + tl.program_id(0))
+    num_seen = tl.load(num_tiles + tl.num_programs(0) + tl.program_id(0))
+    tiles += tl.program_id(0).to(tl.int64) * num_listed
     for index in range(GROUP):
         head = tl.program_id(1).to(tl.int64) * GROUP + index
         for masked in tl.static_range(2):
             begin = num_full if masked else 0
             end = num_seen if masked else num_full
-            for part in range(begin, end):
-                first_query = tl.load(blocks + listed * num_lists + part // PARTS) * BLOCK + part % PARTS * QUERIES
+            for place in range(begin, end):
+                first_query = tl.load(tiles + place) * QUERIES
                 their = first_query + tl.arange(0, QUERIES)
                 exists = their < num_tokens
                 queries = _load(

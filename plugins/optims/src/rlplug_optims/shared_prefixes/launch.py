@@ -17,14 +17,14 @@ import triton
 from torch import Tensor
 
 from rlplug_optims.shared_prefixes import kernels
-from rlplug_optims.shared_prefixes.tree_attention import BLOCK, Blocks, How
+from rlplug_optims.shared_prefixes.tile_lists import Mask, newest_lists
 
 MUCH: Final = 150 << 10
 """Bytes of shared memory that the larger tiles may need."""
 
 
 class Tiles(NamedTuple):
-    """What a program computes at a time, in tokens that divide a block of the lists, and how."""
+    """What a program computes at a time, in tokens, and how."""
 
     queries: int
     keys: int
@@ -59,7 +59,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, blocks: Blocks, how: How
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, mask: Mask, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """Return attention, and the logarithm of each query's sum of exponentials, to the base 2.
 
@@ -68,8 +68,9 @@ def forward(
         key: [G, N, D].
         value: [G, N, D].
         sinks: [H]: logits of a key without a value that all queries see.
-        blocks: What is seen.
-        how: Scale, window and soft cap.
+        mask: What is seen.
+        scale: Factor of the products.
+        softcap: ``c`` in ``c tanh(x / c)``; 0 for none.
 
     Returns:
         [H, N, D] and float32 [H, N].
@@ -77,11 +78,11 @@ def forward(
     num_heads, num_tokens, _ = query.shape
     output = _empty(query)
     lse = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=query.device)
-    constants = _constants("forward", query, key, how)
-    kernels.forward[triton.cdiv(num_tokens, constants["QUERIES"]), num_heads](
-        *(query, key, value, output, lse, sinks, blocks.ends, blocks.positions, blocks.keys, blocks.num_keys),
-        *(len(blocks.keys), num_tokens, how.scale, how.softcap),
-        *(stride for each in (query, key, value, output) for stride in each.stride()[:2]),
+    constants = _constants("forward", query, key, mask, softcap)
+    lists = newest_lists(mask, constants["QUERIES"], constants["KEYS"], by_key=False)
+    kernels.forward[len(lists.tiles), num_heads](
+        *(query, key, value, output, lse, sinks, mask.ends, mask.positions, *lists),
+        *(lists.tiles.shape[1], num_tokens, scale, softcap, *_strides(query, key, value, output)),
         **constants,
         SINKS=sinks is not None,
     )
@@ -95,44 +96,44 @@ def backward(
     value: Tensor,
     output: Tensor,
     lse: Tensor,
-    blocks: Blocks,
-    how: How,
+    mask: Mask,
+    scale: float,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, and the products [H, N] of outputs and their gradients.
+    """Return the gradients of queries, keys and values, and the product [H, N] of each output and its gradient.
 
     Args:
         d_output: [H, N, D].
-        query: As for :func:`forward`, and so are ``key``, ``value``, ``blocks`` and ``how``.
+        query: As for :func:`forward`, and so are ``key``, ``value``, ``mask``, ``scale`` and ``softcap``.
         key: [G, N, D].
         value: [G, N, D].
         output: Of :func:`forward`, and so is ``lse``.
         lse: float32 [H, N].
-        blocks: What is seen.
-        how: Scale, window and soft cap.
+        mask: What is seen.
+        scale: Factor of the products.
+        softcap: 0 for none.
     """
-    num_heads, num_tokens, _ = query.shape
-    delta = torch.empty_like(lse)
-    constants = _constants("query gradients", query, key, how)
-    kernels.delta[triton.cdiv(num_tokens, BLOCK), num_heads](
-        *(output, d_output, delta, num_tokens, *output.stride()[:2], *d_output.stride()[:2]),
-        WIDTH=constants["WIDTH"],
-        PADDED=constants["PADDED"],
-        TOKENS=BLOCK,
-    )
-    read = (query, key, value, d_output, lse, delta, blocks.ends, blocks.positions)
-    numbers = (len(blocks.keys), num_tokens, how.scale, how.softcap)
-    strides = [stride for each in (query, key, value, d_output) for stride in each.stride()[:2]]
+    num_tokens, delta = query.shape[1], torch.empty_like(lse)
     d_query, d_key, d_value = (_empty(each) for each in (query, key, value))
-    kernels.query_gradients[triton.cdiv(num_tokens, constants["QUERIES"]), num_heads](
-        *(*read, d_query, blocks.keys, blocks.num_keys, *numbers, *strides, *d_query.stride()[:2]), **constants
+    constants = _constants("query gradients", query, key, mask, softcap)
+    lists = newest_lists(mask, constants["QUERIES"], constants["KEYS"], by_key=False)
+    kernels.query_gradients[len(lists.tiles), len(query)](
+        *(query, key, value, output, d_output, lse, delta, mask.ends, mask.positions, d_query, *lists),
+        *(lists.tiles.shape[1], num_tokens, scale, softcap, *_strides(query, key, value, output, d_output, d_query)),
+        **constants,
     )
-    constants = _constants("key gradients", query, key, how)
-    kernels.key_gradients[triton.cdiv(num_tokens, constants["KEYS"]), len(key)](
-        *(*read, d_key, d_value, blocks.queries, blocks.num_queries, *numbers, *strides),
-        *(*d_key.stride()[:2], *d_value.stride()[:2]),
+    constants = _constants("key gradients", query, key, mask, softcap)
+    lists = newest_lists(mask, constants["QUERIES"], constants["KEYS"], by_key=True)
+    kernels.key_gradients[len(lists.tiles), len(key)](
+        *(query, key, value, d_output, lse, delta, mask.ends, mask.positions, d_key, d_value, *lists),
+        *(lists.tiles.shape[1], num_tokens, scale, softcap, *_strides(query, key, value, d_output, d_key, d_value)),
         **constants,
     )
     return d_query, d_key, d_value, delta
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for each in tensors for stride in each.stride()[:2]]
 
 
 def _empty(tensor: Tensor) -> Tensor:
@@ -141,17 +142,16 @@ def _empty(tensor: Tensor) -> Tensor:
     return tensor.new_empty(num_tokens, num_heads, width).transpose(0, 1)
 
 
-def _constants(kernel: str, query: Tensor, key: Tensor, how: How) -> dict[str, Any]:
+def _constants(kernel: str, query: Tensor, key: Tensor, mask: Mask, softcap: float) -> dict[str, Any]:
     width, of = query.shape[-1], tiles(kernel, query)
     return {
         "GROUP": len(query) // len(key),
-        "WINDOW": how.window,
-        "SOFTCAP": how.softcap > 0,
+        "WINDOW": mask.window,
+        "SOFTCAP": softcap > 0,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
         "QUERIES": of.queries,
         "KEYS": of.keys,
-        "BLOCK": BLOCK,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
         "num_warps": of.num_warps,
         "num_stages": of.num_stages,

@@ -1,33 +1,18 @@
-"""Attention over a tree row on a GPU: one operator, whose kernels skip the blocks of the row that no token sees."""
+"""Attention over a tree row on a GPU: one operator, whose kernels skip what no token sees."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplug.models.attention.sequences import Sequences
 from rlplug.models.packing import to_device
+from rlplug_optims.shared_prefixes.tile_lists import Mask
 from rlplug_optims.shared_prefixes.tree import TreeRow
-
-BLOCK: Final = 128
-"""Tokens of a block of the lists that say which blocks of keys a block of queries sees."""
-NUM_LISTS: Final = 8
-"""Lists that are kept: those of the windows of a model's layers, for the row that is computed."""
-
-
-class How(NamedTuple):
-    """How products of queries and keys become logits."""
-
-    scale: float
-    window: int
-    """Number of keys that a query sees, its own included; 0 for all."""
-    softcap: float
-    """``c`` in ``c tanh(x / c)``; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +61,7 @@ def _forward(
     from rlplug_optims.shared_prefixes import launch
 
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    how = How(scale, window, softcap)
-    return launch.forward(query, key, value, sinks, newest_blocks(ends, positions, window), how)
+    return launch.forward(query, key, value, sinks, Mask(ends, positions, window), scale, softcap)
 
 
 @_forward.register_fake
@@ -109,9 +93,8 @@ def _backward(
     d_output, query, key, value = (
         each if each.stride(-1) == 1 else each.contiguous() for each in (d_output, query, key, value)
     )
-    how = How(scale, window, softcap)
-    blocks = newest_blocks(ends, positions, window)
-    dq, dk, dv, delta = launch.backward(d_output, query, key, value, output, lse, blocks, how)
+    mask = Mask(ends, positions, window)
+    dq, dk, dv, delta = launch.backward(d_output, query, key, value, output, lse, mask, scale, softcap)
     if sinks is None:
         return dq, dk, dv, query.new_empty(0)
     weights = torch.exp2(sinks.float()[:, None] / math.log(2) - lse)  # of each query's sum; its value is 0
@@ -141,58 +124,3 @@ def _gradients(ctx: Any, d_output: Tensor, _d_lse: Tensor) -> tuple[Any, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 OPERATOR: Final = torch.ops.rlplug_optims.tree_attention.default
 """Attention, as graphs and checkpointing know it."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Which tokens of a row see which, and which blocks; there are B blocks, the last one perhaps cut."""
-
-    ends: Tensor
-    """int32 [N]: token k is seen by the queries ``k .. ends[k] - 1``"""
-    positions: Tensor
-    """int32 [N]: of each token in its sequences, read where attention has a window"""
-    keys: Tensor
-    """int32 [B, B]: for each block of queries, first the blocks of keys that all of it see, then those that some see"""
-    num_keys: Tensor
-    """int32 [2, B]: how many all of it see, and how many at least some see"""
-    queries: Tensor
-    """int32 [B, B]: likewise for each block of keys, the blocks of queries"""
-    num_queries: Tensor
-    """int32 [2, B]"""
-
-    @staticmethod
-    def of(ends: Tensor, positions: Tensor, window: int) -> Blocks:
-        """Return those of a row, from B**2 comparisons; a window of 0 is none."""
-        filling = -len(ends) % BLOCK
-        ends_of, positions_of = (nn.functional.pad(each, (0, filling)).view(-1, BLOCK) for each in (ends, positions))
-        first = torch.arange(0, ends_of.numel(), BLOCK, device=ends.device)[:, None]  # of the block of queries
-        below, own = first > first.T, first == first.T
-        some = below & (first < ends_of.amax(dim=1)) | own
-        full = below & (first + BLOCK - 1 < ends_of.amin(dim=1))
-        if window:
-            lowest, highest = positions_of.amin(dim=1), positions_of.amax(dim=1)
-            some &= (lowest[:, None] - highest < window) | own
-            full &= highest[:, None] - lowest < window
-        return Blocks(ends, positions, *_listed(full, some), *_listed(full.T, some.T))
-
-
-def _listed(full: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int32 [B, B], whose rows begin with the indices of their full blocks and go on with the others, and how
-    many these are, [2, B]."""
-    full = full & some
-    indices = (some.int() + full.int()).argsort(dim=1, descending=True, stable=True)
-    return indices.int().contiguous(), torch.stack([full.sum(dim=1), some.sum(dim=1)]).int()
-
-
-_NEWEST: OrderedDict[tuple[int, int], Blocks] = OrderedDict()
-"""Newest blocks, by the address of their row's ``ends``, which they keep from being given to another tensor."""
-
-
-def newest_blocks(ends: Tensor, positions: Tensor, window: int) -> Blocks:
-    """Return the blocks of a row, which all layers with that window share."""
-    key = (ends.data_ptr(), window)
-    if key not in _NEWEST:
-        _NEWEST[key] = Blocks.of(ends, positions, window)
-        if len(_NEWEST) > NUM_LISTS:
-            _NEWEST.popitem(last=False)
-    return _NEWEST[key]
