@@ -37,6 +37,18 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=40960,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
     ),
+    "qwen3-4b": lambda: Qwen3Config(
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=9728,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=65536,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
     "qwen3-8b": lambda: Qwen3Config(
         hidden_size=4096,
         num_hidden_layers=36,
@@ -106,7 +118,9 @@ def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest:
     return lengths.tolist()  # type: ignore[no-any-return]
 
 
-def make_batch(prompt: int, completions: list[int], vocab_size: int, group_size: int = 1) -> PaddedRows:
+def make_batch(
+    prompt: int, completions: list[int], vocab_size: int, group_size: int = 1, num_turns: int = 1
+) -> PaddedRows:
     """Return a batch of random tokens and advantages; each row has ``prompt`` tokens before its completion.
 
     Args:
@@ -114,22 +128,28 @@ def make_batch(prompt: int, completions: list[int], vocab_size: int, group_size:
         completions: Tokens of each completion.
         vocab_size: Ids of the tokens are below it.
         group_size: Neighbouring rows that have the same prompt.
+        num_turns: Neighbouring rows that are turns of an agent: each has those before it as its prompt.
     """
+    turn = torch.arange(len(completions))[:, None] % num_turns
+    history = prompt + turn * max(completions) if num_turns > 1 else torch.full((len(completions), 1), prompt)
     generator = torch.Generator().manual_seed(1)
-    shape = (len(completions), prompt + max(completions))
+    shape = (len(completions), int(history.max()) + max(completions))
     steps = torch.arange(shape[1])
-    attention_mask = steps < prompt + torch.tensor(completions)[:, None]
+    attention_mask = steps < history + torch.tensor(completions)[:, None]
     input_ids = torch.randint(3, vocab_size, shape, generator=generator)
     first_of_group = torch.arange(shape[0]) // group_size * group_size
     input_ids[:, :prompt] = input_ids[first_of_group, :prompt]
+    for row in range(shape[0]):
+        if row % num_turns:  # what the turn before it had, and said
+            input_ids[row, : history[row]] = input_ids[row - 1, : history[row]]
     return PaddedRows(
         input_ids=input_ids,
         attention_mask=attention_mask,
-        response_mask=attention_mask & (steps >= prompt),
+        response_mask=attention_mask & (steps >= history),
         rollout_logprobs=torch.zeros(shape),
         rewards=torch.zeros(shape[0]),
         reward_valid=torch.ones(shape[0], dtype=torch.bool),
-        group_index=torch.arange(shape[0]) // max(group_size, 8),
+        group_index=torch.arange(shape[0]) // max(group_size, num_turns, 8),
         truncated=torch.zeros(shape[0], dtype=torch.bool),
         advantages=torch.randn(shape, generator=generator),
     )

@@ -135,7 +135,9 @@ class Measured(LightningModule):
         completions = completion_lengths(
             options.rows, options.completion, options.heavy_tail, options.longest - options.prompt, options.smallest
         )
-        batch = make_batch(options.prompt, completions, self.policy.config.vocab_size, options.group_size)
+        batch = make_batch(
+            options.prompt, completions, self.policy.config.vocab_size, options.group_size, options.turns
+        )
         is_shared = self.variant.endswith(SHARED)
         sizes = BatchSizes(prompts_per_step=options.rows, group_size=1, max_tokens_per_gpu=options.max_tokens)
         plan = BatchPlan(
@@ -170,10 +172,7 @@ class Measured(LightningModule):
         loss_fn = update.losses(1)[0]
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths)}
         self.row["micro-batches"] = len(runner.fetch(rows, indices, "update").micro_batches)
-        shared = (0.0, 0.0)
-        if is_shared:
-            num_first = batch.num_sequences / options.group_size
-            shared = tuple(options.prompt**power * (batch.num_sequences - num_first) for power in (1, 2))
+        shared = shared_work(options, batch.num_sequences) if is_shared else (0.0, 0.0)
         for name in options.phases:
             if name in ("mismatch", "gradients"):
                 result = update.forward_backward(rows, indices, loss_fn)
@@ -261,6 +260,16 @@ class Measured(LightningModule):
             print(f"# {self.variant}, {name}:\n{table}", flush=True)
 
 
+def shared_work(options: argparse.Namespace, num_rows: int) -> tuple[float, float]:
+    """Return the tokens that rows share, and the sum of the squares of their numbers."""
+    if options.turns > 1:
+        parts = [options.prompt + turn * options.completion for turn in range(1, options.turns)]
+        parts *= num_rows // options.turns
+    else:
+        parts = [options.prompt] * (num_rows - num_rows // options.group_size)
+    return float(sum(parts)), float(sum(part**2 for part in parts))
+
+
 @torch.no_grad()
 def draw_adapters(policy: nn.Module) -> None:
     """Give B values, as after some training: it starts at zero, and A would have no gradient."""
@@ -321,6 +330,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd keeps no state")
     parser.add_argument("--group-size", type=int, default=1, help="completions of one prompt, which they share")
+    parser.add_argument("--turns", type=int, default=1, help="rows that are turns of an agent, with those before them")
     choices = [*VARIANTS, *(name + SHARED for name in VARIANTS)]
     parser.add_argument("--variants", nargs="+", choices=choices, default=["plain", "compile+fused"], metavar="NAME")
     parser.add_argument(

@@ -228,7 +228,8 @@ class BatchPlan:
         if self.layout is None or table is None:
             return [[((row,), lengths[row], lengths[row] ** 2) for row in rows]]
         limits = (math.inf, limit) if self.micro_batch_size else (limit, math.inf)
-        return self.layout.bundles(table, rows, *limits)
+        ways = self.layout.bundles(table, rows, *limits)
+        return [next(ways)] if self.data_size == 1 else list(ways)  # one rank does not wait
 
     def _shortest(self, ways: Sequence[Sequence[Bundle]], limit: int) -> tuple[Sequence[Bundle], list[list[list[int]]]]:
         """Return the way whose passes cost least, and the parts of its passes, one a rank."""

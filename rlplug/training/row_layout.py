@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -41,10 +41,11 @@ class RowLayout(ABC):
     @abstractmethod
     def bundles(
         self, table: NDArray[Any], rows: Sequence[int], max_tokens: float, max_rows: float
-    ) -> list[list[Bundle]]:
-        """Return ways to cut the ``rows`` of a mini-batch into bundles of at most so many tokens and rows.
+    ) -> Iterator[list[Bundle]]:
+        """Yield ways to cut the ``rows`` of a mini-batch into bundles of at most so many tokens and rows.
 
-        There is at least one, and each has every row once; the plan takes the one whose passes are shortest.
+        There is at least one, and each has every row once. The first one has the fewest tokens; the plan takes the one
+        for which ranks wait least.
         """
 
     @abstractmethod

@@ -22,6 +22,9 @@ from rlplug_optims.shared_prefixes.tile_lists import Mask, newest_lists
 MUCH: Final = 150 << 10
 """Bytes of shared memory that the larger tiles may need."""
 
+DELTAS: Final = 128
+"""Tokens whose products of output and gradient a program computes."""
+
 
 class Tiles(NamedTuple):
     """What a program computes at a time, in tokens, and how."""
@@ -33,7 +36,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(kernel: str, query: Tensor) -> Tiles:
-    """Return the fastest of nine tried on an H100 for heads of 64 and 128; others are small enough to be loaded.
+    """Return the fastest of six to nine tried on an H100 for heads of 64 and 128; others are small enough to load.
 
     They depend on nothing else, so that a run computes the same again.
     """
@@ -116,10 +119,16 @@ def backward(
     num_tokens, delta = query.shape[1], torch.empty_like(lse)
     d_query, d_key, d_value = (_empty(each) for each in (query, key, value))
     constants = _constants("query gradients", query, key, mask, softcap)
+    kernels.delta[triton.cdiv(num_tokens, DELTAS), len(query)](
+        *(output, d_output, delta, num_tokens, *_strides(output, d_output)),
+        WIDTH=constants["WIDTH"],
+        PADDED=constants["PADDED"],
+        TOKENS=DELTAS,
+    )
     lists = newest_lists(mask, constants["QUERIES"], constants["KEYS"], by_key=False)
     kernels.query_gradients[len(lists.tiles), len(query)](
-        *(query, key, value, output, d_output, lse, delta, mask.ends, mask.positions, d_query, *lists),
-        *(lists.tiles.shape[1], num_tokens, scale, softcap, *_strides(query, key, value, output, d_output, d_query)),
+        *(query, key, value, d_output, lse, delta, mask.ends, mask.positions, d_query, *lists),
+        *(lists.tiles.shape[1], num_tokens, scale, softcap, *_strides(query, key, value, d_output, d_query)),
         **constants,
     )
     constants = _constants("key gradients", query, key, mask, softcap)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -46,22 +46,20 @@ class PrefixLayout(RowLayout):
 
     def bundles(
         self, table: NDArray[Any], rows: Sequence[int], max_tokens: float, max_rows: float
-    ) -> list[list[Bundle]]:
+    ) -> Iterator[list[Bundle]]:
         forest = Forest(table)
         groups = forest.groups(rows)
-        ways: list[list[Bundle]] = []
-        num_parts, largest = 1, max(map(len, groups))
+        num_parts, num_bundles, largest = 1, 0, max(map(len, groups))
         while num_parts < 2 * largest:  # whole groups, their halves, their quarters, ...
             way = []
             for group in groups:
                 size = -(-len(group) // num_parts) if forest.pays(group) else 1
                 way += forest.cut(group, max_tokens, min(size, max_rows))
-            if not ways or len(way) > len(ways[-1]):
-                ways.append(way)
-            if len(way) >= MANY:
-                break
-            num_parts *= 2
-        return ways
+            if len(way) > num_bundles:
+                yield way
+            num_parts, num_bundles = 2 * num_parts, len(way)
+            if num_bundles >= MANY:
+                return
 
     def num_tokens(self, table: NDArray[Any], passes: Sequence[Sequence[int]]) -> int:
         forest = Forest(table)
