@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["model_fixtures", "rollout_generators", "changed_tests"]
+pytest_plugins = ["model_fixtures", "batch_fixtures", "rollout_generators", "changed_tests"]
 
 sys.path[:0] = [str(folder) for folder in sorted(Path(__file__).parent.glob("plugins/*/tests"))]
 

@@ -25,6 +25,8 @@ from distributions import ROOT, plugin_distributions
 PAGES = "tests/integration/test_docs.py"
 ALWAYS = {"README.md", "docs/first-run.md"}
 """Pages whose blocks run on every push."""
+FIXTURES = ("model_fixtures.py", "batch_fixtures.py")
+"""Files of ``tests`` with fixtures of all tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,9 +92,13 @@ def is_left_out(test: str, changed: frozenset[str], left_out: frozenset[str]) ->
 
 @cache
 def imports_of(file: str) -> str:
-    """Return the text of a file of unit tests, of the helpers beside it and of the fixtures of all."""
+    """Return the text of a file of unit tests, of the helpers beside it and of the fixtures of all that it names."""
     beside = [each for each in (ROOT / file).parent.glob("*.py") if not each.name.startswith("test_")]
-    return "\n".join(each.read_text() for each in (ROOT / file, *beside, ROOT / "tests/model_fixtures.py"))
+    text = "\n".join(each.read_text() for each in (ROOT / file, *beside))
+    fixtures = [(ROOT / "tests" / each).read_text() for each in FIXTURES]
+    return "\n".join(
+        [text, *(each for each in fixtures if any(name in text for name in re.findall(r"\ndef (\w+)", each)))]
+    )
 
 
 def is_of_a_change(test: str, changed: frozenset[str]) -> bool:

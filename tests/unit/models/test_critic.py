@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batch_fixtures import SPLITS
 from critics import load_critic
-from model_fixtures import SPLITS
 from torch import nn
 from transformers import AutoModelForCausalLM
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model_fixtures import SPLITS
+from batch_fixtures import SPLITS
 from torch import nn
 
 from rlplug.interfaces import Denominators
