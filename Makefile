@@ -14,6 +14,8 @@ SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
+# tests of Triton kernels, which its interpreter runs on a CPU
+KERNEL_TESTS := tests/unit/weight_sync/test_fp8_kernel.py $(sort $(wildcard plugins/*/tests/test_*_kernels.py))
 # a file of tests stays with one worker; tests/conftest.py puts the longest first
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -43,7 +45,7 @@ test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Ins
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run those tests of every push that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest --changed plugins/rollout_vllm/tests
-	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py plugins/optims/tests/test_tree_kernels.py
+	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest $(KERNEL_TESTS)
 
 install: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## Install what lint and all tests need
 

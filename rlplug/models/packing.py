@@ -43,7 +43,7 @@ class PackedTokens:
     targets: Tensor
     """int64 [k]: ids of those next tokens"""
     slots: Tensor
-    """int64 [k]: index of each among the K tokens; K for the dummy"""
+    """int64 [k]: index of each among the K tokens, and K for the dummy"""
     num_trained: int
     """K."""
     routed_experts: Tensor | None = None
@@ -52,6 +52,20 @@ class PackedTokens:
     """Process group of the ranks that hold the parts of the row; ``None`` when this rank has all of it."""
     shared: SharedAttention | None = None
     """Attention over the row where sequences share tokens; ``None`` where they are end to end."""
+
+    def part(self, index: int, num_parts: int, sequence_group: dist.ProcessGroup | None) -> PackedTokens:
+        """Return what one of the ranks that share this whole row has of it."""
+        first = index * (size := self.input_ids.shape[1] // num_parts)
+        predicting = self.predicting - first
+        inside = (predicting >= 0) & (predicting < size)
+        of_part: Any = {"predicting": predicting[inside], "targets": self.targets[inside], "slots": self.slots[inside]}
+        if not inside.any():  # a dummy: the pass must still run, for the collectives in it
+            zero = torch.zeros(1, dtype=torch.int64)
+            of_part = {"predicting": zero, "targets": zero, "slots": zero + self.num_trained}
+        of_part["routed_experts"] = None if self.routed_experts is None else self.routed_experts[first : first + size]
+        ids, positions = self.input_ids[:, first : first + size], self.position_ids[:, first : first + size]
+        group = sequence_group if num_parts > 1 else None
+        return dataclasses.replace(self, **of_part, input_ids=ids, position_ids=positions, sequence_group=group)
 
     def model_inputs(self) -> dict[str, Any]:
         """Return the arguments of a transformers model's forward method, those of packed attention included."""
@@ -96,10 +110,7 @@ class PackedMicroBatch:
 
 
 def pack(
-    rows: StepBatch,
-    sequence_rank: int = 0,
-    sequence_size: int = 1,
-    sequence_group: dist.ProcessGroup | None = None,
+    rows: StepBatch, sequence_rank: int = 0, sequence_size: int = 1, sequence_group: dist.ProcessGroup | None = None
 ) -> PackedMicroBatch:
     """Pack sequences into one row, on the CPU.
 
@@ -123,30 +134,21 @@ def pack(
     position_ids = np.concatenate([np.arange(num_tokens) - np.repeat(starts, lengths), nothing])
     lengths[-1] += filling
 
-    size = len(row_ids) // sequence_size
-    first = sequence_rank * size
     places = trains.nonzero()[0]
-    predicting = places - 1 - first  # the token before one that trains predicts it
-    slots = ((predicting >= 0) & (predicting < size)).nonzero()[0]
-    predicting, targets = predicting[slots], row_ids[places[slots]]
-    if not len(slots):  # a dummy: the pass must still run, for the collectives in it
-        predicting, targets, slots = np.zeros(1, np.int64), row_ids[:1], np.array([len(places)])
     if (experts := rows.per_token.get("routed_experts")) is not None:
-        from rlplug.models.routers import part_of
-
-    packed = PackedTokens(
-        input_ids=torch.from_numpy(row_ids[None, first : first + size]),
-        position_ids=torch.from_numpy(position_ids[None, first : first + size]),
+        from rlplug.models.routers import experts_of_row
+    whole = PackedTokens(
+        input_ids=torch.from_numpy(row_ids[None]),
+        position_ids=torch.from_numpy(position_ids[None]),
         cu_seqlens=torch.from_numpy(np.append(starts, len(row_ids)).astype(np.int32)),
         max_length=int(lengths.max()),
-        predicting=torch.from_numpy(predicting),
-        targets=torch.from_numpy(targets),
-        slots=torch.from_numpy(slots),
+        predicting=torch.from_numpy(places - 1),  # the token before one that trains predicts it
+        targets=torch.from_numpy(row_ids[places]),
+        slots=torch.arange(len(places)),
         num_trained=len(places),
-        routed_experts=None if experts is None else part_of(experts, first, size),
-        sequence_group=sequence_group if sequence_size > 1 else None,
+        routed_experts=None if experts is None else experts_of_row(experts, len(row_ids)),
     )
-    return PackedMicroBatch(rows.tokens, packed)
+    return PackedMicroBatch(rows.tokens, whole.part(sequence_rank, sequence_size, sequence_group))
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

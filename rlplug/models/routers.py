@@ -163,8 +163,7 @@ def _replay(router: nn.Module, inputs: Any, output: tuple[Tensor, Tensor, Tensor
     return logits, torch.where(differs, score(logits.float(), experts).to(scores.dtype), scores), experts
 
 
-def part_of(experts: NDArray[Any], first: int, size: int) -> Tensor:
-    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row."""
-    part = experts[first : first + size]
-    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
-    return torch.from_numpy(np.concatenate([part, filling]))
+def experts_of_row(experts: NDArray[Any], size: int) -> Tensor:
+    """Return the experts of a row of ``size`` tokens, [N, L, k]; -1 in the filling at its end."""
+    filling = np.full((size - len(experts), *experts.shape[1:]), NOT_RECORDED, dtype=experts.dtype)
+    return torch.from_numpy(np.concatenate([experts, filling]))

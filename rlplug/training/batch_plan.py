@@ -191,11 +191,7 @@ class BatchPlan:
         return self.passes(rows, lengths, phase)[rank]
 
     def passes(
-        self,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        phase: PassKind = "update",
-        table: NDArray[Any] | None = None,
+        self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind = "update", table: NDArray[Any] | None = None
     ) -> list[list[MicroBatch]]:
         """Return the passes of each of ``data_size`` ranks over ``rows``: as many for each, most tokens first.
 

@@ -75,25 +75,18 @@ class PrefixLayout(RowLayout):
         if not is_tree(rows.lengths[order.rows], order.shared):
             return pack(rows, sequence_rank, sequence_size, sequence_group)
         row = tree_row(sequences, trains, order, -(-order.num_tokens(sequences) // sequence_size) * sequence_size)
-        size = len(row.ids) // sequence_size
-        first = sequence_rank * size
-        slots = ((row.predicting >= first) & (row.predicting < first + size)).nonzero()[0]
-        predicting, targets = row.predicting[slots] - first, row.targets[slots]
-        if not len(slots):  # a dummy: the pass must still run, for the collectives in it
-            predicting, targets, slots = np.zeros(1, np.int64), row.ids[:1], np.array([len(row.targets)])
-        packed = PackedTokens(
-            input_ids=torch.from_numpy(row.ids[None, first : first + size]),
-            position_ids=torch.from_numpy(row.positions[None, first : first + size]),
+        whole = PackedTokens(
+            input_ids=torch.from_numpy(row.ids[None]),
+            position_ids=torch.from_numpy(row.positions[None]),
             cu_seqlens=torch.tensor([0, len(row.ids)], dtype=torch.int32),
             max_length=int(rows.lengths.max()),
-            predicting=torch.from_numpy(predicting),
-            targets=torch.from_numpy(targets),
-            slots=torch.from_numpy(slots),
+            predicting=torch.from_numpy(row.predicting),
+            targets=torch.from_numpy(row.targets),
+            slots=torch.arange(len(row.targets)),
             num_trained=len(row.targets),
-            sequence_group=sequence_group if sequence_size > 1 else None,
             shared=TreeAttention.of(row) if self.on_gpu else SegmentAttention(row),
         )
-        return PackedMicroBatch(rows.tokens, packed)
+        return PackedMicroBatch(rows.tokens, whole.part(sequence_rank, sequence_size, sequence_group))
 
 
 def is_tree(lengths: NDArray[Any], shared: NDArray[Any]) -> bool:
