@@ -79,7 +79,7 @@ class WatchedRun:
         self._path = opener
         self.metrics = MetricsFile(lambda: opener(METRICS_FILE))
         self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []) if path else {})
-        self._config = FileCache[Mapping[str, str]](_flat_config)
+        self._config = FileCache[Mapping[str, str]](flat_config)
         self._shown = FileCache[str](_masked_config)
         self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest())
 
@@ -166,7 +166,8 @@ def _masked_config(path: Path | None) -> str:
         return mask_text(text)
 
 
-def _flat_config(path: Path | None) -> Mapping[str, str]:
+def flat_config(path: Path | None) -> Mapping[str, str]:
+    """Return the values of a configuration as text, without its secrets, by keys with dots; none of a broken one."""
     try:
         if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
             return {}
