@@ -310,5 +310,10 @@ def run(**options):
 )
 def test_what_cannot_share_says_why(options, reason, monkeypatch):
     monkeypatch.setattr("rlplug_optims.shared_prefixes.decision.find_spec", lambda name: True)
-    found = why_not(run(**options), SimpleNamespace(), on_gpu=True)
+    found = why_not(run(**options), SimpleNamespace(head_dim=None), on_gpu=True)
     assert found is None if reason is None else reason in found
+
+
+def test_wide_heads_share_no_prefixes_on_a_gpu():
+    assert "wider than 256" in why_not(run(), SimpleNamespace(head_dim=512), on_gpu=True)
+    assert why_not(run(), SimpleNamespace(head_dim=512), on_gpu=False) is None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TOLERANCE: Final = 0.02
 """Largest relative difference of the kernels in bfloat16 from attention in float32, in the 2-norm."""
+WIDEST: Final = 256
+"""Width of a head up to which tiles of the kernels have room in a GPU's shared memory."""
 OFF: Final = "set model.batch.share_prefixes: false"
 
 
@@ -77,6 +79,8 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
     names = {type(each).__name__ for each in config.optimizations}
     if "FlashAttention4" in names:
         return "FlashAttention4 computes attention of whole sequences alone"
+    if on_gpu and (getattr(text_config, "head_dim", None) or 0) > WIDEST:
+        return f"its heads are wider than {WIDEST}, which its kernels do not take"
     if on_gpu and find_spec("triton") is None:
         return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:

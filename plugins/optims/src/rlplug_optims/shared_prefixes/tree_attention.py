@@ -60,6 +60,8 @@ def _forward(
     """
     from rlplug_optims.shared_prefixes import launch
 
+    widths, dtypes = {each.shape[-1] for each in (query, key, value)}, {each.dtype for each in (query, key, value)}
+    assert len(widths) == len(dtypes) == 1, f"queries, keys and values differ: widths {widths}, {dtypes}"
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     return launch.forward(query, key, value, sinks, Mask(ends, positions, window), scale, softcap)
 
