@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlplug import interfaces
-from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
+from rlplug.errors import ConfigError, PluginError, describe, did_you_mean, shorten
 from rlplug.plugin_names import distribution_of
 
 KINDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -158,7 +158,7 @@ class Registry:
     def explain_unknown(self, kind: str, name: str) -> str:
         """Return the error message for a ``name`` that is not registered."""
         installed = f"Registered {kind}: {', '.join(self.names(kind)) or 'none'}."
-        message = f"{name!r} is not a known {kind.removesuffix('s')}."
+        message = f"{shorten(name)} is not a known {kind.removesuffix('s')}."
         if package := distribution_of("classes", name):
             return f"{message} It comes with {self.how_to_get(package)} {installed}"
         others = "".join(f" The {line}" for line in self.left_out.values())
