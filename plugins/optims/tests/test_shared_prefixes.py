@@ -201,7 +201,7 @@ def test_lists_of_tiles_hold_what_tokens_see(seed, window, sizes):
     trains = [np.arange(len(each)) >= len(prompt) for each in sequences]
     row = tree_row(sequences, trains, depth_first(sequences, [0, 0, 1, 1]))
     mask = Mask(torch.from_numpy(row.ends), torch.from_numpy(row.positions), window)
-    seen = mask.seen()
+    seen = seen_by(mask)
     for segment in row.segments():
         last = segment.path if window == 0 else segment.path[-window:]
         assert torch.equal(seen[segment.stop - 1].nonzero()[:, 0], torch.from_numpy(np.sort(last)))
@@ -221,6 +221,13 @@ def test_lists_of_tiles_hold_what_tokens_see(seed, window, sizes):
             assert torch.equal(torch.zeros_like(expected).scatter(1, lists.tiles.long(), is_listed), expected)
 
 
+def seen_by(mask):
+    """bool [N, N]: which query sees which key"""
+    tokens = torch.arange(len(mask.ends))
+    seen = (tokens <= tokens[:, None]) & (tokens[:, None] < mask.ends)
+    return seen & (mask.positions[:, None] - mask.positions < mask.window) if mask.window else seen
+
+
 class Dense:
     """What the kernels compute, for a CPU, on which they do not run. ``roll`` is a fault."""
 
@@ -231,7 +238,7 @@ class Dense:
         key, value = (
             each.roll(self.roll, dims=1).repeat_interleave(len(query) // len(key), 0) for each in (key, value)
         )
-        logits = (query @ key.mT * scale).masked_fill(~mask.seen(), -torch.inf)
+        logits = (query @ key.mT * scale).masked_fill(~seen_by(mask), -torch.inf)
         return (logits.softmax(-1) @ value).transpose(0, 1).contiguous().transpose(0, 1), logits.logsumexp(-1).float()
 
     def backward(self, d_output, query, key, value, output, lse, mask, scale, softcap):

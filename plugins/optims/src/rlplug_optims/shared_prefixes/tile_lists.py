@@ -22,14 +22,6 @@ class Mask(NamedTuple):
     window: int
     """Number of keys that a query sees, its own included; 0 for all."""
 
-    def seen(self) -> Tensor:
-        """bool [N, N]: which query sees which key; for tests."""
-        tokens = torch.arange(len(self.ends), device=self.ends.device)
-        seen = (tokens <= tokens[:, None]) & (tokens[:, None] < self.ends)
-        if self.window:
-            seen &= self.positions[:, None] - self.positions < self.window
-        return seen
-
     def tiles(self, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Return which tiles of so many queries and keys are seen as a whole, and which at least in part.
 
