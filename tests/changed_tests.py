@@ -95,10 +95,10 @@ def imports_of(file: str) -> str:
     """Return the text of a file of unit tests, of the helpers beside it and of the fixtures of all that it names."""
     beside = [each for each in (ROOT / file).parent.glob("*.py") if not each.name.startswith("test_")]
     text = "\n".join(each.read_text() for each in (ROOT / file, *beside))
-    fixtures = [(ROOT / "tests" / each).read_text() for each in FIXTURES]
-    return "\n".join(
-        [text, *(each for each in fixtures if any(name in text for name in re.findall(r"\ndef (\w+)", each)))]
-    )
+    for fixtures in ((ROOT / "tests" / each).read_text() for each in FIXTURES):
+        if any(name in text for name in re.findall(r"\ndef (\w+)", fixtures)):
+            text += fixtures
+    return text
 
 
 def is_of_a_change(test: str, changed: frozenset[str]) -> bool:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlplug.models.attention.sequences import Sequences
+from rlplug_optims.shared_prefixes.decision import option
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tree import TreeRow, depth_first, tree_row
 from rlplug_optims.shared_prefixes.tree_attention import TreeAttention
 
 PROMPTS: Final = (200, 30)
-"""Of the trees that are compared: one longer than a block of the mask, one shorter."""
+"""Of the trees that are compared: one longer than a tile of the kernels, one shorter."""
 COMPLETIONS: Final = (130, 40, 129)
 
 
@@ -26,13 +27,9 @@ def differences(config: Any, device: str = "cuda") -> dict[str, float]:
         device: Where to compute.
     """
 
-    def option(name: str) -> Any:
-        value = getattr(config, name, None)  # a number, or one for each layer
-        return max(value) if isinstance(value, list | tuple) else value
-
-    heads = option("num_attention_heads")
-    shared = option("num_key_value_heads") or heads
-    size = option("head_dim") or config.hidden_size // heads
+    heads = option(config, "num_attention_heads")
+    shared = option(config, "num_key_value_heads") or heads
+    size = option(config, "head_dim") or config.hidden_size // heads
     row = compared_row()
     num_tokens = len(row.ids)
     generator = torch.Generator(device=device).manual_seed(0)

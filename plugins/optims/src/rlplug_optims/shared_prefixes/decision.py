@@ -79,10 +79,16 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
     names = {type(each).__name__ for each in config.optimizations}
     if "FlashAttention4" in names:
         return "FlashAttention4 computes attention of whole sequences alone"
-    if on_gpu and (getattr(text_config, "head_dim", None) or 0) > WIDEST:
+    if on_gpu and (option(text_config, "head_dim") or 0) > WIDEST:
         return f"its heads are wider than {WIDEST}, which its kernels do not take"
     if on_gpu and find_spec("triton") is None:
         return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:
         return "on a CPU, CompileBlocks would compile for each tree anew"
     return None
+
+
+def option(text_config: Any, name: str) -> Any:
+    """Return a size of a model, the largest where layers differ; ``None`` where its configuration has none."""
+    value = getattr(text_config, name, None)
+    return max(value) if isinstance(value, list | tuple) else value
