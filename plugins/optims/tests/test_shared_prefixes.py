@@ -179,6 +179,17 @@ def test_passes_have_each_row_once_within_the_budget(groups, budget, num_ranks):
     assert all(LAYOUT.num_tokens(table, [part]) <= budget for part in real)
 
 
+def test_rows_that_share_too_little_count_in_full():
+    """It catches a pass planned with 39 tokens that has 40: of its two rows one token in twenty is shared."""
+    ends = [range(100 * row, 100 * row + 4) for row in range(1, 5)]
+    middles = [range(10, 25), range(30, 45), *2 * [range(50, 65)]]
+    batch = batch_of({0: [((3,), (*middle, *end)) for middle, end in zip(middles, ends, strict=True)]})
+    plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=1, max_tokens_per_gpu=39), 1, layout=LAYOUT)
+    (passes,) = plan.passes(range(4), batch.lengths.tolist(), table=table_of(batch))
+    rows = [each.indices for each in passes]
+    assert max(LAYOUT.num_tokens(table_of(batch), [part]) for part in rows) <= 39, rows
+
+
 def test_groups_are_cut_where_ranks_would_wait():
     """Five groups on four ranks: with halves of groups none waits for one that has two groups."""
     prompt = tuple(range(3, 13))

@@ -52,10 +52,9 @@ class PrefixLayout(RowLayout):
         groups = forest.groups(rows)
         num_parts, num_bundles, largest = 1, 0, max(map(len, groups))
         while num_parts < 2 * largest:  # whole groups, their halves, their quarters, ...
-            way = []
+            way: list[Bundle] = []
             for group in groups:
-                size = -(-len(group) // num_parts) if forest.pays(group) else 1
-                way += forest.cut(group, max_tokens, min(size, max_rows))
+                way += forest.cut(group, max_tokens, min(-(-len(group) // num_parts), max_rows))
             if len(way) > num_bundles:
                 yield way
             num_parts, num_bundles = 2 * num_parts, len(way)
@@ -147,20 +146,25 @@ class Forest:
         """Return whether some rows of a group share enough to be computed together."""
         return bool(self.common(rows).sum() >= LEAST_SHARE * max(self.table["length"][rows].sum(), 1))
 
-    def cut(self, rows: Sequence[int], max_tokens: float, max_rows: float) -> list[Bundle]:
-        """Cut some rows of a group, depth first, into bundles within the limits; one row may have more tokens."""
-        found: list[list[int]] = []
+    def cut(self, rows: Sequence[int], max_tokens: float, max_rows: float) -> Iterator[Bundle]:
+        """Cut some rows of a group, depth first, into bundles within the limits; one row may have more tokens.
+
+        Rows of a group that shares too little are bundles of their own.
+        """
+        max_rows = max_rows if self.pays(rows) else 1
+        part: list[int] = []
         num_tokens = num_predicted = 0
-        lengths, predicted = self.table["length"], self.table["num_tokens"]
-        for row, shared in zip(rows, self.common(rows).tolist(), strict=True):
-            added, trained = int(lengths[row]) - shared, int(predicted[row])
-            fits = max(num_tokens + added, num_predicted + trained) <= max_tokens
-            if not found or len(found[-1]) >= max_rows or not fits:
-                found.append([])
-                added, num_tokens, num_predicted = int(lengths[row]), 0, 0
-            found[-1].append(row)
-            num_tokens, num_predicted = num_tokens + added, num_predicted + trained
-        return [self.bundle(part) for part in found]
+        lengths, predicted = self.table["length"][rows], self.table["num_tokens"][rows]
+        shared = self.common(rows)
+        shared = np.where(shared >= LEAST_SHARE * lengths, shared, 0)  # a bundle that shares less shares nothing
+        for row, length, common, trained in zip(rows, lengths, shared, predicted, strict=True):
+            fits = max(num_tokens + length - common, num_predicted + trained) <= max_tokens
+            if part and (len(part) >= max_rows or not fits):
+                yield self.bundle(part)
+                part, common, num_tokens, num_predicted = [], 0, 0, 0
+            part.append(row)
+            num_tokens, num_predicted = num_tokens + length - common, num_predicted + trained
+        yield self.bundle(part)
 
     def common(self, rows: Sequence[int]) -> NDArray[Any]:
         """Return the tokens that each of some rows of a group shares with the one before it, 0 for the first."""
