@@ -14,6 +14,9 @@ from rlplug.models.packing import to_device
 from rlplug_optims.shared_prefixes.tile_lists import Mask
 from rlplug_optims.shared_prefixes.tree import TreeRow
 
+ANY_STRIDES: Final = torch.Tag.flexible_layout
+"""The kernels read tensors as they lie: without this tag, compiled blocks would copy queries and keys before them."""
+
 
 @dataclass(frozen=True)
 class TreeAttention:
@@ -42,7 +45,7 @@ class TreeAttention:
         return output
 
 
-@torch.library.custom_op("rlplug_optims::tree_attention", mutates_args=())
+@torch.library.custom_op("rlplug_optims::tree_attention", mutates_args=(), tags=ANY_STRIDES)
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -73,7 +76,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return output, query.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("rlplug_optims::tree_attention_backward", mutates_args=())
+@torch.library.custom_op("rlplug_optims::tree_attention_backward", mutates_args=(), tags=ANY_STRIDES)
 def _backward(
     d_output: Tensor,
     query: Tensor,
