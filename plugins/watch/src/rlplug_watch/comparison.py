@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlplug.errors import ConfigError
-from rlplug_watch.page.run import flat_config
+from rlplug_watch.config_values import flat_config
 from rlplug_watch.report.run_data import CONFIG_FILE, RUN_FILE, Metrics, read_info, read_metrics, run_name
 from rlplug_watch.report.series import Series
 

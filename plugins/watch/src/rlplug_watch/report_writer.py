@@ -22,12 +22,17 @@ class ReportWriter(RunObserver):
 
     def ended(self) -> list[str]:
         from rlplug_watch.advice import advise
-        from rlplug_watch.report.run_data import read_metrics
+        from rlplug_watch.config_values import flat_config
+        from rlplug_watch.levers import describe_shares, levers
+        from rlplug_watch.report.run_data import CONFIG_FILE, read_metrics
 
         folder = self._run.folder
         record = json.loads((folder / RECORD).read_text())
-        pieces = advise(read_metrics(folder, []), record)
-        lines = [f"advice: {piece.text} Key: {piece.key}; {piece.url}" for piece in pieces]
+        metrics = read_metrics(folder, [])
+        time = describe_shares(metrics)
+        lines = [] if time is None else [f"time: {time}"]
+        pieces = [*levers(metrics, record, flat_config(folder / CONFIG_FILE)), *advise(metrics, record)]
+        lines += [f"advice: {piece.text} Key: {piece.key}; {piece.url}" for piece in pieces]
         if self._run.report:
             from rlplug_watch.report.page import write_report
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import yaml
 
+from rlplug_watch.config_values import MAX_CONFIG_BYTES, MAX_VALUE, flat_config, is_plain
 from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (
     CONFIG_FILE,
@@ -26,16 +27,7 @@ from rlplug_watch.report.run_data import (
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 from rlplug_watch.run_state import with_state
-from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
-
-MAX_KEYS: Final = 5000
-"""Largest number of keys that are read of a configuration."""
-MAX_CONFIG_DEPTH: Final = 30
-MAX_CONFIG_BYTES: Final = 1 << 20
-MAX_VALUE: Final = 300
-"""Largest number of characters of a value that is compared."""
-
-LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from rlplug_watch.secrets import mask_text, mask_yaml
 
 T = TypeVar("T")
 Opener = Callable[[str], Path | None]
@@ -142,6 +134,7 @@ class WatchedRun:
             profile=read_profile(profile) if profile is not None else "",
             notes=tuple(notes),
             timelines=steps.read(self._path(TIMELINE_FILE)),
+            options=self._config.get(config),
         )
 
 
@@ -161,48 +154,6 @@ def _masked_config(path: Path | None) -> str:
     """Return the text of a configuration without its secrets; nothing of one whose nesting or aliases have no end."""
     text = "" if path is None or path.stat().st_size > MAX_CONFIG_BYTES else read_config(path, [])
     try:
-        return mask_yaml(text) if _is_plain(text) else ""
+        return mask_yaml(text) if is_plain(text) else ""
     except yaml.YAMLError:
         return mask_text(text)
-
-
-def flat_config(path: Path | None) -> Mapping[str, str]:
-    """Return the values of a configuration as text, without its secrets, by keys with dots; none of a broken one."""
-    try:
-        if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
-            return {}
-        text = path.read_text(encoding="utf-8", errors="replace")
-        tree = yaml.load(text, LOADER) if _is_plain(text) else None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    leaves = _leaves(tree, "", MAX_CONFIG_DEPTH) if isinstance(tree, dict) else ()
-    return dict(pair for pair, _ in zip(leaves, range(MAX_KEYS), strict=False))
-
-
-def _is_plain(text: str) -> bool:
-    """Return whether YAML is nested as a configuration is, without aliases: readers recurse until the process dies."""
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_CONFIG_DEPTH or isinstance(event, yaml.AliasEvent):
-            return False
-    return True
-
-
-def _leaves(value: Any, key: str, depth: int) -> Iterator[tuple[str, str]]:
-    if not depth:
-        yield key, "…"
-    elif isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}" if key else str(name), depth - 1)
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{key}[{index}]", depth - 1)
-    else:
-        name = key.rpartition(".")[2]
-        yield key, _text(mask_secrets({name: value})[name])
-
-
-def _text(value: Any) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rlplug.interfaces.memory import PLAN_PHASES
 from rlplug_watch.advice import Advice, advise
+from rlplug_watch.levers import levers
 from rlplug_watch.report.figure import Figure, Section
 from rlplug_watch.report.figures import PHASE_HUES, build_figures, by_section
 from rlplug_watch.report.run_data import Metrics, RunData
@@ -88,7 +89,7 @@ def build_contents(run: RunData) -> Contents:
     moving = [figure for figure, constant in zip(figures, constants, strict=True) if not constant]
     return Contents(
         header=_header(run.info),
-        advice=advise(run.metrics, run.info),
+        advice=[*levers(run.metrics, run.info, run.options), *advise(run.metrics, run.info)],
         tiles=build_tiles(run.metrics, run.info),
         sections=by_section([*moving, *timeline_figures(run.timelines, PHASE_HUES)]),
         absent=absent if run.metrics.steps else [],

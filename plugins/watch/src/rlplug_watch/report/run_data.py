@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlplug.errors import ConfigError
+from rlplug_watch.config_values import flat_config
 from rlplug_watch.metrics_file import MetricsFile, last_values
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
@@ -135,6 +136,8 @@ class RunData:
     """Notes on files that are missing or could not be read, one sentence each."""
     timelines: Sequence[StepTimeline] = ()
     """Of the steps that are shown one by one, where the run recorded them."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Values of the configuration as text, by keys with dots."""
 
 
 def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
@@ -158,6 +161,7 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
         profile=read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
         timelines=steps.read(run_dir / TIMELINE_FILE),
+        options=flat_config(run_dir / CONFIG_FILE),
     )
 
 
