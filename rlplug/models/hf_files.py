@@ -21,19 +21,16 @@ HUB_S: Final = 4.0
 
 
 def check_folder(path: str, key: str) -> None:
-    """Raise an error for a folder that does not exist, and for a name on a Hugging Face Hub that cannot be reached.
-
-    A model in the Hub's cache needs no Hub.
+    """Raise an error for a folder that does not exist, and for a name that is not cached on a Hub out of reach.
 
     Args:
         path: Folder or Hugging Face Hub name.
         key: Key of the model in the run's configuration, for messages.
     """
-    is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
-    if not Path(path).is_dir() and not is_hub_name:
-        raise ConfigError(f"{key}.path: the folder {path!r} does not exist.")
     if Path(path).is_dir():
         return
+    if path.count("/") > 1 or path.startswith((".", "/", "~")):  # no name on a Hub
+        raise ConfigError(f"{key}.path: the folder {path!r} does not exist.")
     state = "is not asked, as HF_HUB_OFFLINE says"
     if not constants.HF_HUB_OFFLINE and not hub_is_reachable():
         state = "cannot be reached"
@@ -67,6 +64,8 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         return function(*args, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        if reason.startswith("FlashAttention"):
+            raise ConfigError(f"{key}.attn_implementation: {reason}") from error
         place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
         raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}") from error
 

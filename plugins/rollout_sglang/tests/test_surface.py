@@ -20,7 +20,7 @@ from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang.fp8 import LOSE_SCALES
 from rlplug_rollout_sglang.host import ALL_MEMORY, KEPT
 from rlplug_rollout_sglang.options import (
-    ENVIRONMENT,
+    BESIDE_TRAINERS,
     FORMER_NAMES,
     OWN_NAMES,
     RESERVED,
@@ -155,7 +155,7 @@ def test_variables_of_the_environment(sglang: Published) -> None:
     text = sglang.text("sglang.srt.environ")
     readme = (FOLDER.parents[1] / "README.md").read_text()
     named = {word.strip("`*.,:;=()10") for word in readme.split() if "SGLANG_" in word}
-    named |= ENVIRONMENT.keys() | {"SGLANG_MEMORY_SAVER_CUDA_GRAPH"}
+    named |= BESIDE_TRAINERS.keys() | {"SGLANG_MEMORY_SAVER_CUDA_GRAPH"}
     named = {name.partition("=")[0] for name in named} - {FLAG}
     assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in named
     assert not [name for name in named if f"    {name} = Env" not in text]

@@ -31,7 +31,7 @@ from rlplug.interfaces import (
 from rlplug.types import GIB
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.options import CACHE_VARIABLES, ENVIRONMENT, SGLangOptions
+from rlplug_rollout_sglang.options import BESIDE_TRAINERS, CACHE_VARIABLES, SGLangOptions
 from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import serialised
@@ -146,7 +146,8 @@ class SGLangRollout(FirstRankEngine):
 
     def _make_process(self, arguments: dict[str, Any]) -> dict[str, int]:
         shows_log = self.options.log_level != "error"
-        self._process = EngineProcess(self.engine, COMMAND, ENVIRONMENT, arguments, self.start_deadline_s, shows_log)
+        environment, deadline_s = BESIDE_TRAINERS, self.start_deadline_s
+        self._process = EngineProcess(self.engine, COMMAND, environment, arguments, deadline_s, shows_log)
         return self._process.about
 
     def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:

@@ -20,6 +20,9 @@ CONTEXT_MARGIN: Final = 8
 ENVIRONMENT: Final = {FLAG: "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 """What the environment of SGLang must have: its sampler, and the margin, which no request reaches."""
 
+BESIDE_TRAINERS: Final = ENVIRONMENT | {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
+"""On GPUs of which trainers have parts already, and not all as much: SGLang would refuse to start."""
+
 CACHE_VARIABLES: Final[Mapping[str, str]] = {"SGLANG_CACHE_DIR": "sglang", "SGLANG_DG_CACHE_DIR": "sglang/deep_gemm"}
 """Where SGLang keeps what it compiles, and DeepGEMM's kernels; read in its ``srt/environ.py``, and not run."""
 
