@@ -98,11 +98,71 @@ def binomial(above: Number, below: Number) -> Number:
     return mpmath.binomial(as_float(above), as_float(below))
 
 
+def permutations(above: Number, below: Number) -> Number:
+    """Return how many ordered choices of ``below`` from ``above`` there are, both whole numbers."""
+    number, chosen = whole(above, 2000), whole(below, 2000)
+    return Fraction(math.perm(number, chosen))
+
+
+def double_factorial(value: Number) -> Number:
+    """Return the product of a whole number and every second one below it."""
+    return Fraction(math.prod(range(whole(value, 2000), 0, -2)))
+
+
+def greatest_divisor(*values: Number) -> Number:
+    return Fraction(math.gcd(*map(whole, values)))
+
+
+def least_multiple(*values: Number) -> Number:
+    return Fraction(math.lcm(*map(whole, values)))
+
+
+def modulo(value: Number, modulus: Number) -> Number:
+    """Return the remainder, which is at least 0 and less than the modulus."""
+    if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus <= 0:
+        raise ValueError(f"{value} has no remainder for {modulus}")
+    return value % modulus
+
+
+def largest(*values: Number) -> Number:
+    return _chosen(max, values)
+
+
+def least(*values: Number) -> Number:
+    return _chosen(min, values)
+
+
+def _chosen(choose: Callable[..., Number], values: tuple[Number, ...]) -> Number:
+    if any(mpmath.im(as_float(value)) for value in values):
+        raise ValueError("complex numbers have no order")
+    return choose(values, key=real_part)
+
+
+def whole(value: Number, most: int | None = None) -> int:
+    """Return a whole number, which is at least 0 and at most ``most`` where that is given.
+
+    Raises:
+        ValueError: It is none.
+        OverflowError: It is larger.
+    """
+    if not isinstance(value, Fraction) or value.denominator != 1 or (most is not None and value < 0):
+        raise ValueError(f"{value} is no whole number")
+    if most is not None and value > most:
+        raise OverflowError
+    return int(value)
+
+
 def applied(function: Callable[[Any], Any], value: Number) -> Number:
     if abs(as_float(value)) > 10**9 and function is not mpmath.log:
         raise OverflowError
     return function(as_float(value))
 
 
-def rounded(rounding: Callable[[Any], Any], value: Number) -> Number:
-    return Fraction(rounding(value)) if isinstance(value, Fraction) else rounding(as_float(value))
+def rounded(rounding: Callable[[Any], int], value: Number) -> Number:
+    """Return the integer next to a number; one that is an integer but for errors of the last digits is that integer."""
+    if isinstance(value, Fraction):
+        return Fraction(rounding(value))
+    nearest = mpmath.nint(value)
+    if mpmath.im(value) == 0 and abs(value - nearest) < mpmath.mpf(10) ** -45 * max(1, abs(value)):
+        return Fraction(int(mpmath.re(nearest)))
+    return Fraction(rounding(value))

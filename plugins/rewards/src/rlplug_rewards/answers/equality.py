@@ -5,27 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Final
 
-import mpmath
-
-from rlplug_rewards.answers.arithmetic import divide, multiply, subtract
-from rlplug_rewards.answers.expressions import Expression, equal, equal_numbers, points, read_expression
+from rlplug_rewards.answers.equation_equality import are_same_equations
+from rlplug_rewards.answers.expressions import equal, equal_numbers
 from rlplug_rewards.answers.notation import clean, compact
+from rlplug_rewards.answers.quantity_equality import product, same_quantities
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.regions import pair_as_region
-from rlplug_rewards.answers.units import same_kind
-from rlplug_rewards.answers.values import Clock, Grid, Items, Quantity, Region, Relation, Span, Value, Words
+from rlplug_rewards.answers.values import Clock, Count, Grid, Items, Quantity, Region, Relation, Span, Value, Words
 
 SETS: Final = ("", "⦃⦄")
 PRODUCTS: Final = ("abc", "xyz", "pqr", "mnk", "uvw", "rst")
 FUNCTION_OF: Final = re.compile(r"([A-Za-z])\(([A-Za-z])\)")
-WHOLE_NUMBERS: Final = frozenset("kmnl")
-"""Letters of the whole number in a family of angles."""
-CONSTANTS: Final = frozenset("CcKkDA")
-"""Letters of the constant of an integral."""
-HUNDREDTH: Final = read_expression("1/100")
+COUNTED: Final = frozenset(["solution", "root", "zero"])
+"""What there is none of where there is no solution."""
 
 
 def same_answers(one: str, other: str) -> bool:
@@ -48,9 +42,13 @@ def same(one: Value, other: Value) -> bool:
             return same(left.parts[0], right)
         if isinstance(left, Items) and len(left.parts) == 1 and isinstance(left.parts[0], Items):  # {(1, 2)}
             return same(left.parts[0], right)
+    if isinstance(one, Count) or isinstance(other, Count):
+        return _same_counts(one, other)
     if isinstance(one, Clock) or isinstance(other, Clock):
         return _same_clocks(one, other)
     if isinstance(one, Region) or isinstance(other, Region):
+        if _is_none_of_them(one, other) or _is_none_of_them(other, one):
+            return True
         left_region, right_region = _as_region(one), _as_region(other)
         return left_region is not None and right_region is not None and _same_regions(left_region, right_region)
     if isinstance(one, Grid) or isinstance(other, Grid):
@@ -58,7 +56,7 @@ def same(one: Value, other: Value) -> bool:
     if isinstance(one, Items) or isinstance(other, Items):
         return _same_items(one, other)
     if isinstance(one, Quantity) and isinstance(other, Quantity):
-        return _same_quantities(one, other)
+        return same_quantities(one, other)
     if isinstance(one, Words) and isinstance(other, Words):
         return (one.text, one.is_literal) == (other.text, other.is_literal) or _same_products(one.text, other.text)
     for left, right in ((one, other), (other, one)):
@@ -70,85 +68,27 @@ def same(one: Value, other: Value) -> bool:
 # ---- quantities -----------------------------------------------------------------------------------------------------
 
 
-def _same_quantities(one: Quantity, other: Quantity) -> bool:
-    if one.is_percent != other.is_percent:
-        percent, plain = (one, other) if one.is_percent else (other, one)
-        if plain.unit is not None:
-            return False
-        value = plain.expression.value
-        is_share = not (isinstance(value, Fraction) and value.denominator == 1 and abs(value) > 1)
-        if is_share and equal(_product(percent.expression, HUNDREDTH), plain.expression):
-            return True
-        return _is_above_one(plain.expression) and equal(percent.expression, plain.expression)
-    if not same_kind(one.unit, other.unit):
-        return _is_angle(one, other)
-    if one.unit is not None and other.unit is not None and one.unit.dimension and one.unit.factor != other.unit.factor:
-        return equal(_scaled(one), _scaled(other))
-    if equal(one.expression, other.expression) or _is_angle(one, other):
-        return True
-    return _are_antiderivatives(one.expression, other.expression) or _are_families(one.expression, other.expression)
-
-
-def _are_families(one: Expression, other: Expression) -> bool:
-    r"""Return whether two are the same angles with another letter for the whole number: ``k\pi``, ``n\pi``."""
-    if one.names == other.names or len(one.names) != 1 or len(other.names) != 1:
-        return False
-    (old,), (new,) = one.names, other.names
-    if not {old, new} <= WHOLE_NUMBERS or r"\pi" not in one.text or r"\pi" not in other.text:
-        return False
-    return equal(one.renamed(old, new), other)
-
-
-def _are_antiderivatives(one: Expression, other: Expression) -> bool:
-    """Return whether two expressions differ in the letter of their added constant alone: ``x^2 + C``, ``x^2 + K``."""
-    first, second = one.names - other.names, other.names - one.names
-    if len(first) != 1 or len(second) != 1 or not one.names & other.names or not first | second <= CONSTANTS:
-        return False
-    (old,), (new,) = first, second
-    renamed = one.renamed(old, new)
-    is_added = equal(
-        Expression(lambda point: subtract(other.compute(point), point[new]), other.names, ""),
-        Expression(lambda point: other.compute({**point, new: Fraction(0)}), other.names, ""),
-    )
-    return is_added and equal(renamed, other)
-
-
-def _is_above_one(expression: Expression) -> bool:
-    value = expression.value
-    if value is None:
-        return bool(expression.names)
-    with mpmath.workdps(60):
-        return bool(abs(value) > 1)
-
-
-def _scaled(quantity: Quantity) -> Expression:
-    assert quantity.unit is not None
-    factor = quantity.unit.factor
-    return _product(quantity.expression, Expression(lambda _: factor, frozenset(), str(factor)))
-
-
-def _product(one: Expression, other: Expression) -> Expression:
-    return Expression(
-        lambda point: multiply(one.compute(point), other.compute(point)),
-        one.names | other.names,
-        f"{one.text}*{other.text}",
-    )
-
-
-def _is_angle(one: Quantity, other: Quantity) -> bool:
-    """Return whether one is in degrees and the other the same angle in radians, as a multiple of pi."""
-    for degrees, radians in ((one, other), (other, one)):
-        if degrees.unit is None or degrees.unit.dimension != {("deg", 1)}:
-            continue
-        is_radian = radians.unit is None or radians.unit.dimension == {("rad", 1)}
-        if is_radian and "pi" in radians.expression.text:
-            return equal(_product(degrees.expression, read_expression(r"\pi/180")), radians.expression)
-    return False
-
-
 def _same_products(one: str, other: str) -> bool:
     """Return whether letters in a row are one product: ``xy`` is ``yx``, and ``on`` is not ``no``."""
     return one.isalpha() and sorted(one) == sorted(other) and any(set(one) <= set(letters) for letters in PRODUCTS)
+
+
+def _same_counts(one: Value, other: Value) -> bool:
+    """Compare notations of which at least one is a count where the other is a number."""
+    for left, right in ((one, other), (other, one)):
+        if isinstance(left, Count) and isinstance(right, Quantity) and not right.expression.names:
+            return same_quantities(left.number, right)
+    first, second = (each.otherwise if isinstance(each, Count) else each for each in (one, other))
+    if isinstance(one, Count) and isinstance(other, Count) and not same_quantities(one.number, other.number):
+        return False
+    return first is not None and second is not None and same(first, second)
+
+
+def _is_none_of_them(region: Value, quantity: Value) -> bool:
+    """Return whether one is no solution, and the other ``0 solutions``."""
+    if not isinstance(region, Region) or region.spans or not isinstance(quantity, Quantity) or quantity.unit is None:
+        return False
+    return quantity.expression.value == 0 and bool(quantity.unit.words & COUNTED)
 
 
 # ---- several values -------------------------------------------------------------------------------------------------
@@ -227,7 +167,7 @@ def _same_ratios(one: Items, other: Items) -> bool:
         if isinstance(left, Quantity) and isinstance(right, Quantity)
     ]
     first, second = pairs[0]
-    return all(equal(_product(left, second), _product(right, first)) for left, right in pairs)
+    return all(equal(product(left, second), product(right, first)) for left, right in pairs)
 
 
 def _is_ratio(items: Items, single: Quantity) -> bool:
@@ -237,7 +177,7 @@ def _is_ratio(items: Items, single: Quantity) -> bool:
     assert isinstance(above, Quantity)
     assert isinstance(below, Quantity)
     return "/" in single.expression.text.replace(r"\frac", "/") and equal(
-        _product(single.expression, below.expression), above.expression
+        product(single.expression, below.expression), above.expression
     )
 
 
@@ -319,7 +259,7 @@ def _same_relations(one: Value, other: Value) -> bool:
         return False
     if one.right.unit is not None or other.right.unit is not None:
         return False
-    return _are_multiples(one.left, one.right.expression, other.left, other.right.expression, one.sign)
+    return are_same_equations(one.left, one.right.expression, other.left, other.right.expression, one.sign)
 
 
 def _with_argument_of(one: Relation, other: Relation) -> Relation:
@@ -339,32 +279,3 @@ def _with_argument_of(one: Relation, other: Relation) -> Relation:
 
 def _is_symbol(label: str) -> bool:
     return re.fullmatch(r"[A-Za-z]|\\[a-z]+", label.strip()) is not None
-
-
-def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, sign: str) -> bool:
-    """Return whether ``a - b`` is ``c - d`` times a constant, which is positive for an inequality."""
-    names = a.names | b.names | c.names | d.names
-    if (a.names | b.names) != (c.names | d.names):
-        return False
-    quotient = Expression(
-        lambda point: divide(
-            subtract(a.compute(point), b.compute(point)), subtract(c.compute(point), d.compute(point))
-        ),
-        names,
-        "",
-    )
-    first = next((value for point in points(sorted(names)) if (value := quotient.at(point)) is not None), None)
-    if first is None or not first:
-        return False
-    with mpmath.workdps(60):
-        if (
-            sign in ("<", "<=")
-            and not mpmath.re(
-                mpmath.mpmathify(
-                    first if not hasattr(first, "numerator") else mpmath.mpf(first.numerator) / first.denominator
-                )
-            )
-            > 0
-        ):
-            return False
-    return equal(quotient, Expression(lambda _: first, frozenset(), ""))

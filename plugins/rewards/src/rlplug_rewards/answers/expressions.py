@@ -10,11 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Final
 
 import mpmath
 
 from rlplug_rewards.answers.arithmetic import DIGITS, Number, as_float, real_part
-from rlplug_rewards.answers.expression_parser import Compute, Parser, Unreadable
+from rlplug_rewards.answers.expression_grammar import Compute
+from rlplug_rewards.answers.expression_parser import Parser
+from rlplug_rewards.answers.tokens import Unreadable
+
+WHOLE: Final = (1, 2, 3, 4, 5, 6, 8, 11, 13, 16)
+"""Whole numbers at which expressions are compared."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,14 @@ class Expression:
         compute: Its value for values of its symbols.
         names: Its free symbols.
         places: Decimal places where it is a decimal alone, with significant digits, else ``None``.
+        whole: Those of its symbols that are whole numbers, since it makes no sense for others.
     """
 
     compute: Compute
     names: frozenset[str]
     text: str
     places: tuple[int, int] | None = None
+    whole: frozenset[str] = frozenset()
 
     @cached_property
     def value(self) -> Number | None:
@@ -39,8 +47,8 @@ class Expression:
 
     def renamed(self, old: str, new: str) -> Expression:
         """Return the same with another letter for one of its symbols; it has no symbol of that name yet."""
-        names = frozenset(new if name == old else name for name in self.names)
-        return Expression(lambda point: self.compute({**point, old: point[new]}), names, self.text)
+        names, whole = (frozenset(new if name == old else name for name in each) for each in (self.names, self.whole))
+        return Expression(lambda point: self.compute({**point, old: point[new]}), names, self.text, whole=whole)
 
     def at(self, point: Mapping[str, Number]) -> Number | None:
         """Return the value at a point, or ``None`` where there is none."""
@@ -64,23 +72,23 @@ def read_expression(text: str) -> Expression:
         raise Unreadable(f"{text!r} goes on after an expression")
     decimal = re.fullmatch(r"-?\s*(\d*)\.(\d+)", text.strip())
     places = None if decimal is None else (len(decimal[2]), len((decimal[1] + decimal[2]).lstrip("0")))
-    return Expression(compute, frozenset(parser.names), text, places)
+    return Expression(compute, frozenset(parser.names), text, places, frozenset(parser.names & parser.whole))
 
 
 def equal(one: Expression, other: Expression) -> bool:
-    """Return whether two expressions have the same value everywhere."""
-    names = sorted(one.names | other.names)
+    """Return whether two expressions have the same value everywhere, whole numbers where one needs them."""
+    names, whole = sorted(one.names | other.names), one.whole | other.whole
     if not names:
         return equal_numbers(one, other)
     found = 0
-    for point in points(names):
+    for point in points(names, whole):
         left, right = one.at(point), other.at(point)
         if any(value < 0 for value in point.values()) and not (_is_real(left) and _is_real(right)):
             continue  # roots and logarithms of negative numbers have several values
         if left is None and right is None:
             continue
         if left is None or right is None:
-            if all(value > 0 for value in point.values()):
+            if all(value > 0 for value in point.values()) and all(point[name] > 2 for name in whole):
                 return False
             continue
         if not _close(left, right):
@@ -129,14 +137,20 @@ def _close(left: Number, right: Number) -> bool:
         return bool(abs(left - right) <= mpmath.mpf(10) ** -45 * max(abs(left), abs(right), mpmath.mpf(10) ** -30))
 
 
-def points(names: list[str]) -> list[dict[str, Fraction]]:
-    """Return points with values of both signs and several sizes, the same ones for the same names."""
+def points(names: list[str], whole: frozenset[str] = frozenset()) -> list[dict[str, Fraction]]:
+    """Return points with values of both signs and several sizes, the same ones for the same names.
+
+    Those of ``whole`` are positive whole numbers.
+    """
     points = []
     for number in range(10):
         point = {}
         for index, name in enumerate(names):
             seed = (number + 1) * 7919 + (index + 1) * 104729 + sum(map(ord, name)) * 31
             value = Fraction(seed % 9973 + 17, 1777 + (seed * 13) % 2003)
+            if name in whole:
+                point[name] = Fraction(WHOLE[(number + 3 * index) % len(WHOLE)])
+                continue
             point[name] = value if number < 6 or (number + index) % 2 else -value
         points.append(point)
     return points

@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import Final
 
+from rlplug_rewards.answers.calls import NAMES, in_one_notation
+
 THIN: Final = "\u2009"
 SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸ", "0123456789+-()nixy")
 SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx")
@@ -38,6 +40,8 @@ CHARACTERS: Final = {
     "≠": r"\ne ",
     "≈": r"\approx ",
     "∞": r"\infty ",
+    "∑": r"\sum ",
+    "∏": r"\prod ",
     "∪": r"\cup ",
     "∩": r"\cap ",
     "∈": r"\in ",
@@ -128,7 +132,7 @@ OVER: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
 ROW: Final = "\x02"
 """What ends a row of a matrix, while a text is rewritten."""
 STYLE: Final = re.compile(
-    r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)\s*(?=\{|[A-Za-z\\])"
+    r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)(?![A-Za-z])\s*(?=\{|[A-Za-z\\])"
 )
 SAME: Final = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac", r"\sfrac": r"\frac",
@@ -145,34 +149,14 @@ SAME: Final = {
     r"\implies": "=", r"\iff": "=", r"\pounds": "£", r"\euro": "€", r"\textdollar": "$", r"\cent": "¢", r"\And": "&",
     r"\exponentialE": "e", r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\prime": "'", r"\ell": "l",
     r"\textdegree": r"\deg", r"\celsius": r"\deg C", r"\percent": "%", r"\textpercent": "%", r"\arctg": r"\arctan",
-    r"\tg": r"\tan", r"\ctg": r"\cot",
+    r"\tg": r"\tan", r"\ctg": r"\cot", r"\lVert": "|", r"\rVert": "|", r"\Vert": "|",
 }  # fmt: skip
-NAMED: Final = frozenset(
-    [
-        "arcsin",
-        "arccos",
-        "arctan",
-        "arccot",
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "sinh",
-        "cosh",
-        "tanh",
-        "ln",
-        "log",
-        "lg",
-        "exp",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "det",
-    ]
-)
+NAMED: Final = frozenset((
+    "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sin", "cos", "tan", "cot", "sec", "csc", "sinh",
+    "cosh", "tanh", "coth", "arcsinh", "arccosh", "arctanh", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm",
+    "det", "cis", "sgn", "abs", "floor", "ceil", "Re", "Im",
+))  # fmt: skip
+"""Names of functions that may stand in a command of text."""
 
 
 def clean(text: str) -> str:
@@ -198,11 +182,16 @@ def clean(text: str) -> str:
     text = re.sub(r"\\[A-Za-z]+", lambda match: SAME.get(match[0], match[0]), text)
     text = re.sub(r"\^\s*(?:\{\s*)?(?:\\circ|\\deg|\{\\circ\})\s*\}?", r"\\deg ", text).replace(r"\circ ", r"\deg ")
     text = OVER.sub(lambda match: rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}", text)
+    text = re.sub(r"\^\s*\{?\s*('+)\s*\}?", r"\1", text)
+    text = re.sub(r"\\mp(?![A-Za-z])", r"\\pm", text) if r"\pm" not in text else text
+    if r"\equiv" in text:
+        text = text.replace(r"\bmod", r"\pmod")
     text = TEXT.sub(_marked_text, text)
     text = re.sub(r"\\frac\s*\{\s*(?:«([^»]*)»)\s*\}\s*\{\s*«([^»]*)»\s*\}", r"«\1/\2»", text)
     text = re.sub(r"«\s*([$€£¥])\s*»", r"\1", text)
     text = re.sub(r"(?<=\S)\s*«\s*\((?!\s*base)[^()»]*\)\s*»$", "", text)  # a remark
     text = STYLE.sub("", text)
+    text = in_one_notation(text)
     text = _without_trailing(text).replace(ROW, r"\\")
     return re.sub(r"[ \t\n]+", " ", text).strip()
 
@@ -255,8 +244,12 @@ def _marked_text(match: re.Match[str]) -> str:
     inner = " ".join(match[1].split())
     if not inner:
         return " "
-    if inner in NAMED:
-        return f"\\{inner} "
+    name = inner if inner in NAMED else NAMES.get(inner.lower(), inner.lower())
+    is_unit = name == "min" and re.match(r"\s*[(\[{⦃_]", match.string[match.end() :]) is None
+    if name in NAMED and not is_unit:
+        return f"\\{name} "
+    if inner in ("nCr", "nPr"):
+        return inner
     if re.fullmatch(r"[\d\s.,+\-*/=<>()%$^\[\]:]+", inner) or (len(inner) == 1 and inner in "eixyzdt"):
         return inner
     return f" «{inner.replace(THIN, ' ')}»"

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Final
 
 from rlplug_rewards.answers.arithmetic import multiply
-from rlplug_rewards.answers.expression_parser import FUNCTIONS, Unreadable
 from rlplug_rewards.answers.expressions import Expression, read_expression
 from rlplug_rewards.answers.numerals import in_base, in_words, join
 from rlplug_rewards.answers.splitting import split
+from rlplug_rewards.answers.tokens import FUNCTIONS, Unreadable
 from rlplug_rewards.answers.units import CURRENCIES, KNOWN, Unit, read_unit
 from rlplug_rewards.answers.values import Clock, Items, Quantity, Value
 
@@ -43,6 +43,9 @@ FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {
     "alpha",
     "beta",
 }
+RESIDUE: Final = re.compile(
+    r"(.+?)\s*\(?\s*(\\[pb]?mod(?![A-Za-z])|«\s*mod(?:ulo)?\s*»|\bmod(?:ulo)?\b)\s*\{?\s*(\d{1,30})\s*\}?\s*\)?"
+)
 MOST_SPLITS: Final = 12
 """Places at which a number may end and its unit begin."""
 
@@ -108,15 +111,8 @@ def read_quantity(text: str) -> Value | None:
     if shorter != text:
         expression = expression_of(shorter)
         return None if expression is None else Quantity(expression, is_percent=True)
-    if (
-        match := re.fullmatch(
-            r"(.+?)\s*\(?\\(?:pmod|bmod|mod)\s*\{?\s*(\d+)\s*\}?\)?|(.+?)\s*\(?\bmod\s*(\d+)\)?", text
-        )
-    ) is not None:
-        expression = expression_of(match[1] or match[3])
-        return (
-            None if expression is None else Quantity(expression, Unit(words=frozenset({f"mod{match[2] or match[4]}"})))
-        )
+    if (residue := _residue(text)) is not None:
+        return residue
     currency = re.match(r"(-?)\s*(?:(?:US|USD|A|C|AU|CA)\s*(?=\$))?([$€£¥₹₩])\s*(-?)", text) or re.match(
         r"(-?)«?\s*(USD|EUR|GBP|Rs\.?|INR|HK\$)\s*»?\s*(-?)(?=\d)", text
     )
@@ -136,6 +132,23 @@ def read_quantity(text: str) -> Value | None:
     if (expression := expression_of(text)) is not None and not is_word(text):
         return Quantity(*_degrees(text, expression))
     return _with_unit(text)
+
+
+def _residue(text: str) -> Quantity | None:
+    """Read a number with its modulus. One of a sum needs ``\\pmod``: ``3 + 4 \\bmod 5`` has two meanings."""
+    match = RESIDUE.fullmatch(text)
+    expression = None if match is None else expression_of(match[1])
+    if match is None or expression is None or (match[2] == r"\bmod" and re.search(r".[+-]", _outside(match[1]))):
+        return None
+    modulus = int(match[3])
+    return Quantity(expression, Unit(words=frozenset({f"mod{modulus}"}), modulus=modulus)) if modulus else None
+
+
+def _outside(text: str) -> str:
+    """Return a text without what brackets hold."""
+    while (shorter := re.sub(r"[\[({][^\[\](){}]*[\])}]", "", text)) != text:
+        text = shorter
+    return text
 
 
 def _plain_number(text: str) -> Expression | None:

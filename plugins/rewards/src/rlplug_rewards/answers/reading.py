@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rlplug_rewards.answers.expressions import equal_numbers, read_expression
+from rlplug_rewards.answers.counting import read_count
+from rlplug_rewards.answers.expressions import Expression, equal_numbers
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.numerals import join
 from rlplug_rewards.answers.quantities import (
@@ -17,34 +18,14 @@ from rlplug_rewards.answers.quantities import (
     read_ratio,
     read_time,
 )
-from rlplug_rewards.answers.regions import ALL, INFINITY, MINUS_INFINITY, read_region
+from rlplug_rewards.answers.regions import read_region
 from rlplug_rewards.answers.splitting import balanced, inside, split
-from rlplug_rewards.answers.values import NOTHING, Clock, Grid, Items, Quantity, Relation, Value, Words
+from rlplug_rewards.answers.values import Count, Grid, Items, Quantity, Relation, Value, Words
+from rlplug_rewards.answers.wording import read_constant, read_words
 
 LONGEST: Final = 1500
 """Longest answer in characters."""
 DEEPEST: Final = 8
-CONSTANT_WORDS: Final[dict[str, Value]] = {
-    **dict.fromkeys(
-        ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty",
-            "there is no solution",
-         "there are no solutions", "has no solution", "no such x", "no such x exists", "none exist"), NOTHING),
-    **dict.fromkeys(
-        ("all real numbers", "all reals", "all real number", "all real x", "all real values", "reals",
-            "real numbers", "any real number", "mathbb r",
-         "every real number", "set of all real numbers", "set of real numbers", "all real values of x",
-             "x is any real number", "x in mathbb r"), ALL),
-    **dict.fromkeys(("dne", "does not exist", "limit does not exist", "doesn't exist"), Words("dne")),
-    **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions",
-        "infinite number of solutions"), Words("infinite")),
-    **dict.fromkeys(("yes", "true", "correct"), Words("true")),
-    **dict.fromkeys(("no", "false"), Words("false")),
-    **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Quantity(INFINITY)),
-    **dict.fromkeys(("negative infinity", "minus infinity"), Quantity(MINUS_INFINITY)),
-    "pi": Quantity(read_expression(r"\pi")),
-    **dict.fromkeys(("noon", "12 noon", "midday"), Clock(43200, True)),
-    **dict.fromkeys(("midnight", "12 midnight"), Clock(0, True)),
-}  # fmt: skip
 GRID: Final = re.compile(
     r"\\begin\s*\{([pbvBV]?matrix|smallmatrix|array|cases|dcases)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL
 )
@@ -60,19 +41,8 @@ NAMES_OF_LENGTHS: Final = re.compile(
     r"|\[\s*[A-Z]{3,6}\s*\]|\\(?:max|min|sup|inf)(?![A-Za-z])[^=]*|\\?#\s*\\?\w+"
 )
 NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
-EXCEPT: Final = re.compile(
-    r"«?\s*(?:the set of )?(?:all|any|every) real(?:s| numbers?| values?)?(?: x)?,?\s*(?:except|but|other than"
-    r"|excluding)(?: for)?"
-    r"\s*(?:x\s*=)?\s*»?\s*(?:x\s*=)?\s*([^»]+?)\s*»?",
-    re.IGNORECASE,
-)
 NAMES: Final = re.compile(
     r"\(\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?(?:\s*,\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?)+\s*\)"
-)
-MONTH: Final = "january|february|march|april|may|june|july|august|september|october|november|december"
-DATE: Final = re.compile(
-    rf"(?:(?P<month>{MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<then>{MONTH}))(?P<year> \d{{4}})?"
 )
 ABOUT: Final = re.compile(
     r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are"
@@ -82,7 +52,6 @@ ABOUT: Final = re.compile(
 UNIT_VECTOR: Final = re.compile(
     r"\s*([+-]?)\s*([^+-]*?)\s*\\(?:mathbf|boldsymbol|bm|hat|vec|textbf)\s*\{?\s*\\?([ijk])(?:math)?\s*\}?\s*"
 )
-ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
 
 
 def read(text: str) -> Value | None:
@@ -110,8 +79,14 @@ def read_clean(text: str, depth: int = 0) -> Value | None:
     text = _unwrapped(text.strip())
     if not text or depth > DEEPEST or not balanced(text):
         return None
+    number = read_count(text)
+    value = _read(text, depth)
+    return value if number is None else Count(number, value)
+
+
+def _read(text: str, depth: int) -> Value | None:
     return (
-        _constant(text)
+        read_constant(text)
         or _grid(text, depth)
         or read_time(text)
         or read_numeral(text)
@@ -123,7 +98,7 @@ def read_clean(text: str, depth: int = 0) -> Value | None:
         or _signs(text, depth)
         or read_ratio(text)
         or read_quantity(text)
-        or _words(text)
+        or read_words(text)
     )
 
 
@@ -140,18 +115,6 @@ def _unwrapped(text: str) -> str:
         if shorter == text:
             return text
         text = shorter.strip()
-
-
-def _constant(text: str) -> Value | None:
-    if text in ("⦃⦄", r"\emptyset", r"⦃ ⦄"):
-        return NOTHING
-    if text == r"\mathbb{R}" or text == r"\mathbb R":
-        return ALL
-    if (excepted := EXCEPT.fullmatch(text)) is not None:
-        return read_region(rf"x \ne {excepted[1]}".replace(" and ", ", "))
-    if not re.fullmatch(r"(?:12\s)?[«A-Za-z][A-Za-z\s'«».{}\\]*", text):
-        return None
-    return CONSTANT_WORDS.get(_folded(text.removeprefix("x \\in ")))
 
 
 def _grid(text: str, depth: int) -> Value | None:
@@ -236,17 +199,26 @@ def _equation(parts: list[str], depth: int) -> Value | None:
     value = read_clean(parts[-1], depth + 1)
     if not name or value is None:
         return value if len(parts) > 1 else None
+    left, number = expression_of(name), read_count(name)
+    if isinstance(value, Quantity) and not value.expression.names and not LABEL.fullmatch(name):
+        sides = [_side(part) for part in parts[:-1]]
+        same = all(side is not None and (side.names or equal_numbers(side, value.expression)) for side in sides)
+        if same and number is not None:
+            return value
+        if left is not None and not left.names:
+            return value if same or value.unit is not None or value.is_percent else None
     is_label = LABEL.fullmatch(name) or NAMES_OF_LENGTHS.fullmatch(name) or _is_phrase(name) or NAMES.fullmatch(name)
-    left = expression_of(name)
     if is_label:
         return Relation("=", compact(name), left, value)
     if isinstance(value, Quantity) and left is not None:
-        if not left.names and not value.expression.names:
-            sides = [expression_of(part) for part in parts[:-1]]
-            same = all(side is not None and (side.names or equal_numbers(side, value.expression)) for side in sides)
-            return value if same or value.unit is not None or value.is_percent else None
         return Relation("=", "", left, value)
     return None
+
+
+def _side(text: str) -> Expression | None:
+    """Return one side of an equation of numbers, in which a count is a number."""
+    number = read_count(text)
+    return expression_of(text) if number is None else number.expression
 
 
 def _is_phrase(name: str) -> bool:
@@ -356,26 +328,3 @@ def _signs(text: str, depth: int) -> Value | None:
     if isinstance(upper, Relation) and isinstance(lower, Relation) and upper.label:
         return Items("", (upper, lower))
     return Items("", (upper, lower))
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def _words(text: str) -> Value | None:
-    if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>⦃⦄_]", text) and "«" not in text):
-        return Words(compact(text), is_literal=True)
-    folded = _folded(text)
-    product = expression_of(text) if re.fullmatch(r"[A-Za-z]{2,3}", text) else None
-    return (
-        Words(folded, product=product)
-        if folded and re.search(r"[^\W\d]", folded)
-        else Words(compact(text), is_literal=True)
-    )
-
-
-def _folded(text: str) -> str:
-    text = re.sub(r"[«»\"`*_{}\\,.;:!?()]|^\W+|\W+$", " ", text.casefold())
-    folded = " ".join(ARTICLES.sub(" ", text).split())
-    if (date := DATE.fullmatch(folded)) is not None:
-        return f"{date['month'] or date['then']} {int(date['day'] or date['first'])}{date['year'] or ''}"
-    return folded

@@ -12,10 +12,10 @@ from typing import Final
 
 import mpmath
 
-from rlplug_rewards.answers.expression_parser import Unreadable
 from rlplug_rewards.answers.expressions import Expression, equal_numbers, read_expression
 from rlplug_rewards.answers.numerals import join
 from rlplug_rewards.answers.splitting import split
+from rlplug_rewards.answers.tokens import Unreadable
 from rlplug_rewards.answers.values import Region, Span
 
 INFINITY: Final = read_expression(r"\infty")

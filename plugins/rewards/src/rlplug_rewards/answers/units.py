@@ -23,11 +23,13 @@ class Unit:
         dimension: Powers of base units; empty for words.
         factor: Size in base units.
         words: Words of what is counted, in the singular.
+        modulus: The modulus of a residue, ``7`` of ``3 \\pmod 7``.
     """
 
     dimension: Dimension = frozenset()
     factor: Fraction = Fraction(1)
     words: frozenset[str] = frozenset()
+    modulus: int | None = None
 
 
 def _table() -> dict[str, tuple[str, int, Fraction]]:
@@ -203,6 +205,8 @@ def same_kind(one: Unit | None, other: Unit | None) -> bool:
     """Return whether numbers with these units can be compared."""
     if one is None or other is None:
         return True
+    if one.modulus != other.modulus:
+        return False
     if one.dimension and other.dimension:
         return one.dimension == other.dimension
     if one.dimension or other.dimension:

@@ -97,5 +97,18 @@ class Words:
     product: Expression | None = None
 
 
-Value: TypeAlias = Quantity | Items | Region | Relation | Grid | Clock | Words
+@dataclass(frozen=True)
+class Count:
+    """A notation such as ``C(10, 3)``: a number where it is compared with one, else what it also may be.
+
+    Attributes:
+        number: The number of choices.
+        otherwise: Its other meaning, such as a point.
+    """
+
+    number: Quantity
+    otherwise: Value | None
+
+
+Value: TypeAlias = Quantity | Items | Region | Relation | Grid | Clock | Words | Count
 NOTHING: Final = Region(())

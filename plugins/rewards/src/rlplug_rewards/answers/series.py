@@ -1,0 +1,57 @@
+r"""Values of sums and products over a range of integers, such as ``\sum_{k=1}^{10} k^2``, term by term.
+
+The work is bounded before it begins: by the terms, fewer where a term is long, has free symbols or is a sum itself; and
+as it goes on, by the bits of the partial sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Final
+
+from rlplug_rewards.answers.arithmetic import Number, add, multiply
+
+MOST_TERMS: Final = 10_000
+MOST_STEPS: Final = 100_000
+"""Most tokens of a term times terms."""
+MOST_BITS: Final = 1 << 24
+"""Most bits of all partial sums together."""
+POINTS: Final = 50
+"""Points at which two expressions with symbols are evaluated, and some more."""
+
+
+def most_terms(tokens: int, has_names: bool, is_nested: bool) -> int:
+    """Return how many terms a sum may have.
+
+    Args:
+        tokens: Tokens of its term.
+        has_names: Whether the term has free symbols, so that it is evaluated at many points.
+        is_nested: Whether it is a term of another sum, or has one as its term.
+    """
+    most = min(MOST_TERMS, MOST_STEPS // max(1, tokens)) // (POINTS if has_names else 1)
+    return math.isqrt(most) if is_nested else most
+
+
+def series(is_sum: bool, low: Number, high: Number, most: int, term: Callable[[Fraction], Number]) -> Number:
+    """Return the sum or product of the terms at all integers from ``low`` to ``high``.
+
+    Raises:
+        ValueError: A bound is no integer, or they are in descending order.
+        OverflowError: There are more than ``most`` terms, or these are too large.
+    """
+    if not all(isinstance(bound, Fraction) and bound.denominator == 1 for bound in (low, high)) or high < low - 1:
+        raise ValueError(f"{low} to {high} is no range of integers")
+    if high - low >= most:
+        raise OverflowError
+    combine = add if is_sum else multiply
+    total: Number = Fraction(0 if is_sum else 1)
+    bits = 0
+    for index in range(int(low), int(high) + 1):
+        total = combine(total, term(Fraction(index)))
+        if isinstance(total, Fraction):
+            bits += total.numerator.bit_length() + total.denominator.bit_length()
+        if bits > MOST_BITS:
+            raise OverflowError
+    return total
