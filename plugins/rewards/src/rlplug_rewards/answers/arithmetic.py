@@ -158,6 +158,17 @@ def applied(function: Callable[[Any], Any], value: Number) -> Number:
     return function(as_float(value))
 
 
+def determinant(rows: list[list[Number]]) -> Number:
+    """Return the determinant of a square matrix, along its first row."""
+    if len(rows) == 1:
+        return rows[0][0]
+    total: Number = Fraction(0)
+    for column, entry in enumerate(rows[0]):
+        minor = determinant([row[:column] + row[column + 1 :] for row in rows[1:]])
+        total = (subtract if column % 2 else add)(total, multiply(entry, minor))
+    return total
+
+
 def rounded(rounding: Callable[[Any], int], value: Number) -> Number:
     """Return the integer next to a number; one that is an integer but for errors of the last digits is that integer."""
     if isinstance(value, Fraction):

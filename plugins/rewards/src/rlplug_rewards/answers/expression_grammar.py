@@ -108,10 +108,12 @@ class Grammar(ABC):
             self.take()
             begin = self.at
             exponent = self.exponent(depth + 1)
+            if self.peek() == "!":  # 2^{3}! is (2^3)! or 2^{3!}
+                raise Unreadable("a factorial of a power needs parentheses")
             letters = WHOLE_NUMBERS.intersection(self.tokens[begin : self.at])
             if letters and _is_negative(base):
                 self.whole |= letters
-            return node(power, base, exponent)
+            return self.marked(node(power, base, exponent), begin)
         return base
 
     def exponent(self, depth: int) -> Compute:
@@ -119,11 +121,20 @@ class Grammar(ABC):
             sign = self.take()
             value = self.exponent(depth + 1)
             return node(subtract, constant(Fraction(0)), value) if sign == "-" else value
+        if self.peek() == "{":
+            value = self.group(self.take(), depth)
+            if self.peek() not in ("^", "**"):
+                return value
+            self.take()
+            return node(power, value, self.exponent(depth + 1))
         return self.power(depth)
 
     def postfix(self, depth: int) -> Compute:
         begin = self.at
-        value = self.atom(depth)
+        return self.marked(self.atom(depth), begin)
+
+    def marked(self, value: Compute, begin: int) -> Compute:
+        """Read the marks behind what was read from a token on, such as ``!`` and ``%``."""
         while self.peek() in ("!", "%", "\\deg", "'"):
             mark = self.take()
             if mark == "!" and self.peek() == "!":

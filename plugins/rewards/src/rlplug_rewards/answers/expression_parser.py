@@ -12,6 +12,7 @@ import mpmath
 from rlplug_rewards.answers.arithmetic import (
     Number,
     applied,
+    as_float,
     binomial,
     divide,
     greatest_divisor,
@@ -70,6 +71,8 @@ class Parser(Grammar):
             inner = self.argument(depth)
             whole = {"floor": math.floor, "ceil": math.ceil}.get(name)
             return node(abs if whole is None else lambda value: rounded(whole, value), inner)
+        if name == "overline":
+            return self.conjugate(depth)
         if name in SEVERAL:
             return self.several(name, depth)
         if name in ("sum", "prod"):
@@ -112,6 +115,15 @@ class Parser(Grammar):
             value = node(divide, value, node(lambda number: applied(mpmath.log, number), base))
         return value if raised is None else node(power, value, raised)
 
+    def conjugate(self, depth: int) -> Compute:
+        r"""Read ``\overline{3 + 4i}``. Over letters, the line is one of a segment, digits or a complement."""
+        begin, names = self.at, len(self.names)
+        self.take("{")
+        inner = self.group("{", depth)
+        if "i" not in self.tokens[begin : self.at] or len(self.names) > names:
+            raise Unreadable("a line over what is no complex number")
+        return node(lambda value: mpmath.conj(as_float(value)), inner)
+
     def several(self, name: str, depth: int) -> Compute:
         r"""Read the arguments of a function of several numbers, ``(12; 18)``."""
         begin = self.at
@@ -127,7 +139,10 @@ class Parser(Grammar):
 
     def series(self, name: str, depth: int) -> Compute:
         r"""Read what follows ``\sum`` or ``\prod``: the range, and the term up to the next sign."""
+        begin = self.at
         index, low, high = self.range(depth)
+        limits = self.names.intersection(self.tokens[begin : self.at])
+        self.whole |= limits
         if index in self.names or index in self.bound:
             raise Unreadable(f"{index} has another meaning outside of the sum")
         self.count += 1
@@ -139,12 +154,12 @@ class Parser(Grammar):
         self.names = set()
         term = self.product(depth + 1)
         self.bound.pop()
-        read, has_names = self.tokens[begin : self.at], bool(self.names)
+        read, has_names = self.tokens[begin : self.at], bool(self.names or limits)
         self.names |= names
         if name == "prod" and _has_sign(read):
             raise Unreadable("the term of a product needs parentheses")
         is_nested = bool(self.bound) or "\\sum" in read or "\\prod" in read
-        most = most_terms(len(read), has_names, is_nested)
+        most = most_terms(read, has_names, is_nested)
 
         def compute(point: Mapping[str, Number]) -> Number:
             return series(name == "sum", low(point), high(point), most, lambda number: term({**point, index: number}))
@@ -153,7 +168,6 @@ class Parser(Grammar):
 
     def range(self, depth: int) -> tuple[str, Compute, Compute]:
         r"""Read the index of a sum and its bounds, ``_{k=1}^{10}`` or ``_{1 \le k \le 10}``."""
-        begin = self.at
         self.take("_")
         self.take("{")
         low = None if self.tokens[self.at + 1 : self.at + 2] == ["="] else self.sum(depth + 1)
@@ -168,7 +182,6 @@ class Parser(Grammar):
         if low is None:
             self.take("^")
             low, bound = bound, self.exponent(depth + 1)
-        self.whole |= self.names.intersection(self.tokens[begin : self.at])
         return index, low, bound
 
     def argument_of_function(self, depth: int) -> Compute:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import mpmath
@@ -19,7 +19,7 @@ from rlplug_rewards.answers.expression_grammar import Compute
 from rlplug_rewards.answers.expression_parser import Parser
 from rlplug_rewards.answers.tokens import Unreadable
 
-WHOLE: Final = (1, 2, 3, 4, 5, 6, 8, 11, 13, 16)
+WHOLE: Final = (1, 2, 3, 4, 5, 6, 7, 9, 10, 12)
 """Whole numbers at which expressions are compared."""
 
 
@@ -60,6 +60,7 @@ class Expression:
                 return None
 
 
+@lru_cache(maxsize=256)
 def read_expression(text: str) -> Expression:
     """Return an expression.
 

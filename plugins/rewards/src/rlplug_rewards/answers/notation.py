@@ -150,6 +150,7 @@ SAME: Final = {
     r"\exponentialE": "e", r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\prime": "'", r"\ell": "l",
     r"\textdegree": r"\deg", r"\celsius": r"\deg C", r"\percent": "%", r"\textpercent": "%", r"\arctg": r"\arctan",
     r"\tg": r"\tan", r"\ctg": r"\cot", r"\lVert": "|", r"\rVert": "|", r"\Vert": "|",
+    r"\bar": r"\overline",
 }  # fmt: skip
 NAMED: Final = frozenset((
     "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sin", "cos", "tan", "cot", "sec", "csc", "sinh",

@@ -44,7 +44,7 @@ FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {
     "beta",
 }
 RESIDUE: Final = re.compile(
-    r"(.+?)\s*\(?\s*(\\[pb]?mod(?![A-Za-z])|«\s*mod(?:ulo)?\s*»|\bmod(?:ulo)?\b)\s*\{?\s*(\d{1,30})\s*\}?\s*\)?"
+    r"(.+?)\s*\(?\s*(\\[pb]?mod(?![A-Za-z])|«\s*\(?\s*mod(?:ulo)?\s*»|\bmod(?:ulo)?\b)\s*\{?\s*(\d{1,30})\s*\}?\s*\)?"
 )
 MOST_SPLITS: Final = 12
 """Places at which a number may end and its unit begin."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from rlplug_rewards.answers.arithmetic import determinant
 from rlplug_rewards.answers.counting import read_count
 from rlplug_rewards.answers.expressions import Expression, equal_numbers
 from rlplug_rewards.answers.notation import clean, compact
@@ -26,6 +27,7 @@ from rlplug_rewards.answers.wording import read_constant, read_words
 LONGEST: Final = 1500
 """Longest answer in characters."""
 DEEPEST: Final = 8
+LARGEST_DETERMINANT: Final = 5
 GRID: Final = re.compile(
     r"\\begin\s*\{([pbvBV]?matrix|smallmatrix|array|cases|dcases)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL
 )
@@ -135,7 +137,24 @@ def _grid(text: str, depth: int) -> Value | None:
         if any(cell is None for cell in found):
             return None
         cells.append(tuple(cell for cell in found if cell is not None))
+    if match[1] == "vmatrix":
+        return None if factor else _determinant(cells, text)
     return Grid(tuple(cells), is_cases) if cells else None
+
+
+def _determinant(rows: list[tuple[Value, ...]], text: str) -> Value | None:
+    cells = [[cell.expression for cell in row if isinstance(cell, Quantity) and cell.unit is None] for row in rows]
+    if not 1 <= len(cells) <= LARGEST_DETERMINANT or any(len(row) != len(cells) for row in cells):
+        return None
+    entries = [entry for row in cells for entry in row]
+    return Quantity(
+        Expression(
+            lambda point: determinant([[entry.compute(point) for entry in row] for row in cells]),
+            frozenset(name for entry in entries for name in entry.names),
+            text,
+            whole=frozenset(name for entry in entries for name in entry.whole),
+        )
+    )
 
 
 def _nested_lists(text: str, depth: int) -> Value | None:

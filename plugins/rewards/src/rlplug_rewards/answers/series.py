@@ -12,25 +12,30 @@ from fractions import Fraction
 from typing import Final
 
 from rlplug_rewards.answers.arithmetic import Number, add, multiply
+from rlplug_rewards.answers.tokens import FUNCTIONS
 
 MOST_TERMS: Final = 10_000
 MOST_STEPS: Final = 100_000
-"""Most tokens of a term times terms."""
+"""Most steps of all terms: a token is one, and those of ``STEPS`` are more."""
+STEPS: Final = {"!": 50, "\\binom": 50, "\\permutations": 50, "^": 20, "**": 20} | {
+    token: 10 for name in FUNCTIONS for token in (name, f"\\{name}")
+}
 MOST_BITS: Final = 1 << 24
 """Most bits of all partial sums together."""
-POINTS: Final = 50
-"""Points at which two expressions with symbols are evaluated, and some more."""
+POINTS: Final = 10
+"""Points at which a sum with symbols is evaluated."""
 
 
-def most_terms(tokens: int, has_names: bool, is_nested: bool) -> int:
+def most_terms(tokens: list[str], has_names: bool, is_nested: bool) -> int:
     """Return how many terms a sum may have.
 
     Args:
         tokens: Tokens of its term.
-        has_names: Whether the term has free symbols, so that it is evaluated at many points.
+        has_names: Whether the sum has free symbols, so that it is evaluated at many points.
         is_nested: Whether it is a term of another sum, or has one as its term.
     """
-    most = min(MOST_TERMS, MOST_STEPS // max(1, tokens)) // (POINTS if has_names else 1)
+    steps = sum(STEPS.get(token, 1) for token in tokens)
+    most = min(MOST_TERMS, MOST_STEPS // max(1, steps)) // (POINTS if has_names else 1)
     return math.isqrt(most) if is_nested else most
 
 

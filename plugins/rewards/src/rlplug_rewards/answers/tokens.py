@@ -35,7 +35,7 @@ WORDS: Final = sorted(
 )
 BEGIN: Final = frozenset((
     *GREEK, *FUNCTIONS, *COMMANDS, "frac", "sqrt", "cbrt", "pi", "binom", "infty", "lfloor", "lceil", "abs", "floor",
-    "ceil", "gcd", "lcm", "max", "min", "permutations", "sum", "prod",
+    "ceil", "gcd", "lcm", "max", "min", "permutations", "sum", "prod", "overline",
 ))  # fmt: skip
 """Commands with which a factor begins."""
 TOKEN: Final = re.compile(
