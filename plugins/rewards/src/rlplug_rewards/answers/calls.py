@@ -2,6 +2,7 @@ r"""Calls of functions of several numbers, and counts of choices, in one notatio
 
 - ``\gcd(12, 18)``, ``\mathrm{lcm}[4, 6]`` and ``\max\{3, 5\}`` become ``\gcd(12; 18)`` and so on: their commas are not
   those of thousands, and their brackets make no set.
+- ``17 mod 5`` becomes ``17 \bmod 5``.
 - ``{}_{10}C_3``, ``{}^{10}C_3``, ``nCr(10, 3)`` and ``10 choose 3`` become ``\binom{10}{3}``, and those with P
   ``\permutations(10; 3)``.
 """
@@ -30,6 +31,7 @@ BEFORE: Final = (*"=+-*/([{⦃,;:<>", r"\cdot", r"\times")
 """What stands before it, where no empty braces do: nothing whose power or subscript its first number may be."""
 CHOOSE: Final = re.compile(r"(?<![\w.^])(\d{1,4}|[mnN])\s*(?:«\s*choose\s*»|\bchoose\b)\s*(\d{1,4}|[kr])(?![\w.^])")
 CALL: Final = re.compile(r"(\\)?(?<![A-Za-z])(?:(gcd|lcm|max|min|hcf|gcf|lcd)|(nCr|nPr))\s*(?=[(\[{⦃])", re.IGNORECASE)
+MODULO: Final = re.compile(r"([\w)}\]])\s*(?:«\s*mod(?:ulo)?\s*»|\bmod(?:ulo)?\b)\s*(?=\{?\d)")
 PLAIN: Final = re.compile(r"(?<![A-Za-z\\])(floor|ceil|ceiling|sgn|sign|coth|Re|Im)\s*(?=\()")
 MOST_CALLS: Final = 100
 PAIRS: Final = {"(": ")", "[": "]", "{": "}", "⦃": "⦄"}
@@ -39,6 +41,7 @@ def in_one_notation(text: str) -> str:
     """Return a text in which calls and counts have one notation each."""
     text = SCRIPTS.sub(_count, text)
     text = CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    text = MODULO.sub(r"\1\\bmod ", text)
     text = PLAIN.sub(lambda match: f"\\{NAMES.get(match[1], match[1])} ", text)
     at = 0
     for _ in range(MOST_CALLS):

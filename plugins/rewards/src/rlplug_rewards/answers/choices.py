@@ -9,7 +9,7 @@ LEAD: Final = re.compile(r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's)\b[
 LETTERS: Final = "ABCDEFGHIJ"
 LETTER: Final = (
     r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(?\[?\s*(?:\\(?:text|textbf"
-    r"|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z])"
+    r"|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z]|\(\s*-?\d+\s*,)"
 )
 NAMED: Final = re.compile(
     r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|\bare\b"

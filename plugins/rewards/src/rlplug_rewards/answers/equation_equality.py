@@ -16,6 +16,8 @@ from rlplug_rewards.answers.arithmetic import DIGITS, Number, as_float, divide, 
 from rlplug_rewards.answers.expressions import Expression, equal, points
 
 LARGEST_EXPONENT: Final = 8
+PARTS: Final = 6
+"""Exponents are multiples of 1/6."""
 
 
 def are_same_equations(a: Expression, b: Expression, c: Expression, d: Expression, sign: str) -> bool:
@@ -61,23 +63,23 @@ def _times(expression: Expression, factor: Number) -> Expression:
     return Expression(lambda point: multiply(expression.compute(point), factor), expression.names, "")
 
 
-def _monomial(point: dict[str, Number], exponents: dict[str, int]) -> Number:
+def _monomial(point: dict[str, Number], exponents: dict[str, Fraction]) -> Number:
     value: Number = Fraction(1)
     for name, exponent in exponents.items():
-        value = multiply(value, power(point[name], Fraction(exponent)))
+        value = multiply(value, power(point[name], exponent))
     return value
 
 
-def _exponent(quotient: Expression, at: dict[str, Fraction], name: str) -> int:
+def _exponent(quotient: Expression, at: dict[str, Fraction], name: str) -> Fraction:
     """Return the power of a symbol in a product of powers, 0 where it is none."""
     first, doubled = quotient.at(at), quotient.at({**at, name: 2 * at[name]})
     if not first or not doubled:
-        return 0
+        return Fraction(0)
     with mpmath.workdps(DIGITS):
-        exponent = mpmath.log(abs(as_float(divide(doubled, first))), 2)
-        nearest = mpmath.nint(exponent)
-        is_whole = abs(exponent - nearest) < 1e-9 and abs(nearest) <= LARGEST_EXPONENT
-        return int(nearest) if is_whole else 0
+        exponent = mpmath.log(abs(as_float(divide(doubled, first))), 2) * PARTS
+        if abs(exponent) > LARGEST_EXPONENT * PARTS or abs(exponent - mpmath.nint(exponent)) > 1e-9:
+            return Fraction(0)
+        return Fraction(int(mpmath.nint(exponent)), PARTS)
 
 
 def _has_no_solution(side: Expression, name: str) -> bool:

@@ -133,7 +133,7 @@ class Parser(Grammar):
             self.take()
             arguments.append(self.sum(depth + 1))
         self.take(")")
-        if name in ("gcd", "lcm"):
+        if name not in ("max", "min"):
             self.whole |= self.names.intersection(self.tokens[begin : self.at])
         return node(SEVERAL[name], *arguments)
 

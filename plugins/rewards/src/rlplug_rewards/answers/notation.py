@@ -185,14 +185,14 @@ def clean(text: str) -> str:
     text = OVER.sub(lambda match: rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}", text)
     text = re.sub(r"\^\s*\{?\s*('+)\s*\}?", r"\1", text)
     text = re.sub(r"\\mp(?![A-Za-z])", r"\\pm", text) if r"\pm" not in text else text
-    if r"\equiv" in text:
-        text = text.replace(r"\bmod", r"\pmod")
     text = TEXT.sub(_marked_text, text)
     text = re.sub(r"\\frac\s*\{\s*(?:«([^»]*)»)\s*\}\s*\{\s*«([^»]*)»\s*\}", r"«\1/\2»", text)
     text = re.sub(r"«\s*([$€£¥])\s*»", r"\1", text)
     text = re.sub(r"(?<=\S)\s*«\s*\((?!\s*base)[^()»]*\)\s*»$", "", text)  # a remark
     text = STYLE.sub("", text)
     text = in_one_notation(text)
+    if r"\equiv" in text:
+        text = text.replace(r"\bmod", r"\pmod")
     text = _without_trailing(text).replace(ROW, r"\\")
     return re.sub(r"[ \t\n]+", " ", text).strip()
 

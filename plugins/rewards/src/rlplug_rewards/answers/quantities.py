@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from rlplug_rewards.answers.arithmetic import multiply
+from rlplug_rewards.answers.arithmetic import modulo, multiply
 from rlplug_rewards.answers.expressions import Expression, read_expression
 from rlplug_rewards.answers.numerals import in_base, in_words, join
 from rlplug_rewards.answers.splitting import split
@@ -46,6 +46,10 @@ FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {
 RESIDUE: Final = re.compile(
     r"(.+?)\s*\(?\s*(\\[pb]?mod(?![A-Za-z])|«\s*\(?\s*mod(?:ulo)?\s*»|\bmod(?:ulo)?\b)\s*\{?\s*(\d{1,30})\s*\}?\s*\)?"
 )
+SHORT_WORD: Final = re.compile(r"(?<!\S)(?:[Tt]he|is|are|was|has|of|for)(?=\s)")
+"""Words of a sentence that might be a product."""
+SPACED_LETTERS: Final = re.compile(r"(?<!\S)[A-Za-z]{2,}(?=\s|$)")
+"""Letters between spaces, two of which are words."""
 MOST_SPLITS: Final = 12
 """Places at which a number may end and its unit begin."""
 
@@ -135,13 +139,17 @@ def read_quantity(text: str) -> Value | None:
 
 
 def _residue(text: str) -> Quantity | None:
-    """Read a number with its modulus. One of a sum needs ``\\pmod``: ``3 + 4 \\bmod 5`` has two meanings."""
+    r"""Read a number with its modulus: of ``\bmod`` the remainder, unless that is one of a sum, which has two meanings."""
     match = RESIDUE.fullmatch(text)
     expression = None if match is None else expression_of(match[1])
-    if match is None or expression is None or (match[2] == r"\bmod" and re.search(r".[+-]", _outside(match[1]))):
+    if match is None or expression is None or not (modulus := int(match[3])):
         return None
-    modulus = int(match[3])
-    return Quantity(expression, Unit(words=frozenset({f"mod{modulus}"}), modulus=modulus)) if modulus else None
+    if match[2] == r"\bmod":
+        if re.search(r".[+-]", _outside(match[1])):
+            return None
+        number, plain = expression.compute, Fraction(modulus)
+        expression = Expression(lambda point: modulo(number(point), plain), expression.names, text)
+    return Quantity(expression, Unit(words=frozenset({f"mod{modulus}"}), modulus=modulus))
 
 
 def _outside(text: str) -> str:
@@ -261,6 +269,9 @@ def expression_of(text: str) -> Expression | None:
 
 def _has_word(text: str) -> bool:
     """Return whether letters in a row are a word, and not a product or functions."""
+    spaced = [run for run in SPACED_LETTERS.findall(text) if run.lower() not in FUNCTION_NAMES]
+    if len(spaced) > 1 or SHORT_WORD.search(text):
+        return True
     for run in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", text):
         left = run
         for name in sorted(FUNCTION_NAMES, key=len, reverse=True):
