@@ -48,8 +48,7 @@ RESIDUE: Final = re.compile(
 )
 SHORT_WORD: Final = re.compile(r"(?<!\S)(?:[Tt]he|is|are|was|has|of|for)(?=\s)")
 """Words of a sentence that might be a product."""
-SPACED_LETTERS: Final = re.compile(r"(?<!\S)[A-Za-z]{2,}(?=\s|$)")
-"""Letters between spaces, two of which are words."""
+TWO_WORDS: Final = re.compile(r"(?<!\S)([A-Za-z]{2,})\s+([A-Za-z]{2,})(?!\S)")
 MOST_SPLITS: Final = 12
 """Places at which a number may end and its unit begin."""
 
@@ -139,7 +138,7 @@ def read_quantity(text: str) -> Value | None:
 
 
 def _residue(text: str) -> Quantity | None:
-    r"""Read a number with its modulus: of ``\bmod`` the remainder, unless that is one of a sum, which has two meanings."""
+    r"""Read a number with its modulus: of ``\bmod`` the remainder, unless a sum leaves two."""
     match = RESIDUE.fullmatch(text)
     expression = None if match is None else expression_of(match[1])
     if match is None or expression is None or not (modulus := int(match[3])):
@@ -269,8 +268,7 @@ def expression_of(text: str) -> Expression | None:
 
 def _has_word(text: str) -> bool:
     """Return whether letters in a row are a word, and not a product or functions."""
-    spaced = [run for run in SPACED_LETTERS.findall(text) if run.lower() not in FUNCTION_NAMES]
-    if len(spaced) > 1 or SHORT_WORD.search(text):
+    if SHORT_WORD.search(text) or any(FUNCTION_NAMES.isdisjoint(pair) for pair in TWO_WORDS.findall(text)):
         return True
     for run in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", text):
         left = run
