@@ -154,6 +154,30 @@ def test_long_texts_are_judged_soon(piece):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        r"\sum_{k=1}^{10000} (2000!-2000!)",
+        r"\sum_{i=1}^{100}\sum_{j=1}^{100} \sin(ij)",
+        r"\prod_{k=1}^{10^9} k",
+        r"\sum_{k=1}^{n} \binom{n}{k} \sin(kx)^{0.3}",
+        r"\gcd(" * 300 + "1,2" + ")" * 300,
+        r"7^{7^{7^7}} \bmod 10",
+    ],
+)
+def test_work_of_sums_is_bounded_before_it_begins(text):
+    """A sum of many or large terms would run until the time limit, and so would a call in a call."""
+    start = time.process_time()
+    assert not same_answers(r"\sum_{k=1}^{n} k", text)
+    assert time.process_time() - start < 2
+
+
+def test_names_in_order_are_left_to_no_library():
+    r"""math-verify multiplies the letters of ``\angle ABC``, and so calls it ``\angle BAC``."""
+    assert not judge([r"\angle ABC"], Found(r"\angle BAC", True), lambda *_: True)
+    assert judge([r"\int_0^1 f"], Found(r"\int_0^1 g", True), lambda *_: True)
+
+
+@pytest.mark.parametrize(
     ("answer", "texts"),
     [
         (12.0, ["12"]),

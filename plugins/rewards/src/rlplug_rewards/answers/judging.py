@@ -29,6 +29,9 @@ CONDITION: Final = re.compile(r"(?P<value>[^,;]*[\d)}A-Za-z])\s*\(?\s*«?\s*\b(?
 LABELLED: Final = re.compile(r"«?\s*(?:\([A-J]\)|[A-J][).:])\s*»?\s*(?P<value>\S.*)")
 """An answer behind the letter of its choice, as ``(D) 4``."""
 
+NAMES: Final = re.compile(r"\\(?:angle|triangle|overline|widehat|overrightarrow|partial|parallel|perp|sim)(?![A-Za-z])")
+"""Notation whose letters are names in order, which math-verify multiplies: ``\\angle ABC`` is not ``\\angle BAC``."""
+
 LONGEST_WORD: Final = 20
 """Characters of a word in a list; longer ones are pieces of a sentence."""
 
@@ -106,6 +109,8 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     if (labelled := LABELLED.fullmatch(clean(answer))) is not None and not LABELLED.fullmatch(clean(reference)):
         return is_same(reference, labelled["value"], fallback)
     if fallback is None or not is_notation(reference) or not is_notation(answer):
+        return False
+    if NAMES.search(clean(reference)) or NAMES.search(clean(answer)):
         return False
     return fallback(reference, answer)
 
