@@ -7,6 +7,7 @@ symbols where neither equation has a solution with such a symbol at 0: ``xy = 1`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
@@ -63,7 +64,7 @@ def _times(expression: Expression, factor: Number) -> Expression:
     return Expression(lambda point: multiply(expression.compute(point), factor), expression.names, "")
 
 
-def _monomial(point: dict[str, Number], exponents: dict[str, Fraction]) -> Number:
+def _monomial(point: Mapping[str, Number], exponents: dict[str, Fraction]) -> Number:
     value: Number = Fraction(1)
     for name, exponent in exponents.items():
         value = multiply(value, power(point[name], exponent))
