@@ -48,11 +48,7 @@ def rlplug_prepare_batch(batch: StepBatch) -> StepBatch:
 
 @hookimpl
 def rlplug_compute_loss(
-    algorithm: Algorithm,
-    micro_batch: Batch,
-    logprobs: Tensor,
-    entropy: Tensor,
-    denominators: Denominators,
+    algorithm: Algorithm, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators
 ) -> LossOutput:
     from rlplug.interfaces.checks.algorithms import check_loss
     from rlplug.interfaces.checks.calls import PluginCall

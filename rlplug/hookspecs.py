@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rlplug.training.row_layout import RowLayout
     from rlplug.types import Batch, MeshSizes, Rollout, StepBatch
 
-API_VERSION: Final = "3.2"
+API_VERSION: Final = "3.3"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(
@@ -58,6 +58,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_prepare_batch": "1.0",
         "rlplug_compute_loss": "1.0",
         "rlplug_make_tokenizer": "1.0",
+        "rlplug_explain_key": "3.3",
         "rlplug_make_source": "3.1",
         "rlplug_make_row_layout": "3.2",
         "rlplug_plan_memory": "3.1",
@@ -174,11 +175,7 @@ def rlplug_prepare_batch(batch: StepBatch, step: int) -> StepBatch | Generator[N
 
 @hookspec(firstresult=True)
 def rlplug_compute_loss(
-    algorithm: Algorithm,
-    micro_batch: Batch,
-    logprobs: Tensor,
-    entropy: Tensor,
-    denominators: Denominators,
+    algorithm: Algorithm, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators
 ) -> LossOutput | Generator[None, LossOutput, LossOutput]:
     """Wrap the policy's loss of one micro-batch; the core's implementation calls ``algorithm.loss``."""
 
@@ -189,6 +186,11 @@ def rlplug_compute_loss(
 @hookspec(firstresult=True)
 def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a policy that ``AutoTokenizer`` cannot load; the core's implementation is called last."""
+
+
+@hookspec(firstresult=True)
+def rlplug_explain_key(name: str) -> str | None:
+    """Return what to write for a key that does not exist, as a sentence, or None; ``name`` has its dots."""
 
 
 @hookspec(firstresult=True)

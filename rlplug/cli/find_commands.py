@@ -47,9 +47,8 @@ def load_command(name: str, arguments: Sequence[str] = ()) -> Command:
     if name not in commands:
         if distribution := distribution_of("commands", name):
             raise ConfigError(f"the command {name!r} comes with {distribution}: pip install {distribution}")
-        raise ConfigError(
-            f"there is no command {name!r}.{did_you_mean(name, commands)} There are {', '.join(commands)}."
-        )
+        near = did_you_mean(name, commands)
+        raise ConfigError(f"there is no command {name!r}.{near} There are {', '.join(commands)}.")
     owner, *others = sorted({_owner(each) for each in commands[name]})
     if others:
         raise PluginError(f"{owner} and {others[0]} both bring the command {name!r}: uninstall one of them.")

@@ -79,9 +79,8 @@ class RLArgumentParser(LightningArgumentParser):
     def _explain_word(self, word: str) -> str | None:
         """Return what to write for a word without ``--``, or ``None`` where it is neither key nor configuration."""
         name, equals, value = word.lstrip("+").partition("=")
-        parents = [
-            name.rsplit(".", number)[0] for number in range(max(1, name.count(".")))
-        ]  # a class's options have its key
+        depth = max(1, name.count("."))
+        parents = [name.rsplit(".", number)[0] for number in range(depth)]  # a class's options have its key
         if equals and not {*parents}.isdisjoint(self._keys()):
             return f"write --{name} {'VALUE' if value[:1] in tuple('[{') else value}: keys begin with --."
         if word.endswith((".yaml", ".yml")) or os.path.isfile(word):

@@ -9,6 +9,7 @@ On a GPU these are seconds of the host: kernels that a hook starts run later, an
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,8 +97,10 @@ class HookCosts:
         return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def _process_state() -> ProcessState:
-    from rlplug.interfaces.checks.process_state import ProcessState  # needs torch
+def _process_state() -> ProcessState | None:
+    if "torch" not in sys.modules:  # an unknown key is explained before: the import takes seconds
+        return None
+    from rlplug.interfaces.checks.process_state import ProcessState
 
     return ProcessState.now()
 

@@ -76,6 +76,10 @@ FROZEN = {
         "path: str",
         "PreTrainedTokenizerBase | None",
     ),
+    "rlplug_explain_key": (
+        "name: str",
+        "str | None",
+    ),
     "rlplug_make_source": (
         "config: RunConfig",
         "RolloutSource | None",
@@ -105,7 +109,7 @@ FROZEN = {
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
 RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory", "rlplug_make_token_log"}
-RESOLVERS |= {"rlplug_make_experiment_log", "rlplug_make_profiler", "rlplug_make_row_layout"}
+RESOLVERS |= {"rlplug_explain_key", "rlplug_make_experiment_log", "rlplug_make_profiler", "rlplug_make_row_layout"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 

@@ -38,7 +38,7 @@ BROKEN = {
     "other api version": (
         OBSERVE.replace(">=3,<4", ">=2,<3"),
         "it supports hook API >=2,<3, and this rlplug has 3.2.",
-        "Install a version of acme-broken for API 3.2, or another rlplug.",
+        "Install a version of acme-broken for API 3.3, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

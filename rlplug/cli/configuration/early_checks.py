@@ -26,9 +26,8 @@ _MOST_BYTES: Final = 1 << 20
 @functools.cache
 def known_keys() -> Mapping[str, list[str]]:
     """Return the names in each block of the core's options; a block is a key, such as ``model.batch``."""
-    keys: Mapping[str, list[str]] = json.loads(
-        resources.files("rlplug.cli.configuration").joinpath("keys.json").read_text()
-    )
+    text = resources.files("rlplug.cli.configuration").joinpath("keys.json").read_text()
+    keys: Mapping[str, list[str]] = json.loads(text)
     return keys
 
 
@@ -114,4 +113,6 @@ def unknown_key(name: str, keys: Sequence[str]) -> str:
 
     if (why := explain_four_bits(name)) is not None:
         return why
-    return f"there is no key {shorten(name)}.{did_you_mean(name, keys)} All keys: rlplug fit --help=all"
+    hint: str | None = plugins().hook.rlplug_explain_key(name=name)
+    near = f" {hint}" if hint else did_you_mean(name, keys)
+    return f"there is no key {shorten(name)}.{near} All keys: rlplug fit --help=all"

@@ -63,6 +63,7 @@ def _made(kind: str, package: str = interfaces.__name__) -> Callable[[PluginCall
 CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_rollout": _metrics,
     "rlplug_after_update": _metrics,
+    "rlplug_explain_key": _made("str", "builtins"),
     "rlplug_plan_memory": _made("MemoryDecisions"),
     "rlplug_make_token_log": _made("TokenLog"),
     "rlplug_make_experiment_log": _made("ExperimentLog"),
@@ -71,5 +72,4 @@ CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,
 }
-"""By hook: from the call, what its ``yield`` gave (``None`` for one that wraps nothing) and what it returned, to what
-counts as returned."""
+"""By hook: from call, what its ``yield`` gave (``None`` without one) and what it returned to what counts as that."""

@@ -141,6 +141,11 @@ def rlplug_make_source() -> RolloutSource:
 
 
 @hookimpl
+def rlplug_explain_key() -> None:
+    """Pass, so that the nearest key is named."""
+
+
+@hookimpl
 def rlplug_make_row_layout() -> None:
     """Pass, so that the next plugin's is made."""
 

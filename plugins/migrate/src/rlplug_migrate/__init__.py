@@ -1,0 +1,1 @@
+"""Configurations of verl, TRL and OpenRLHF as configurations of rlplug."""
