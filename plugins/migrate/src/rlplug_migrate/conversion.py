@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlplug.errors import ConfigError, describe
 from rlplug_migrate.keys import OMIT, Framework
 
 
@@ -101,7 +102,18 @@ def convert(given: Given) -> Draft:
         if key.read is not None and key.default is not None and key.name not in given:
             draft.set(key.to, key.read(key.default), key.name)
     for rule in given.framework.rules:
-        rule(given, draft)
+        try:
+            rule(given, draft)
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            ZeroDivisionError,
+        ) as error:  # numbers, lists and texts in each other's place
+            name = given.framework.name
+            raise ConfigError(
+                f"a value is of another kind than {name} takes: {describe(error)}. Correct it."
+            ) from error
     _notes(draft)
     return draft
 

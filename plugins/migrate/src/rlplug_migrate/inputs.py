@@ -82,7 +82,19 @@ def _checked(framework: Framework, values: Mapping[str, Any], what: str) -> dict
         raise NoConfiguration(
             f"{what} is no configuration of {framework.name}: it has none of its keys, such as {names}."
         )
-    return resolve_all(values)
+    return {name: _typed(framework, name, value) for name, value in resolve_all(values).items()}
+
+
+def _typed(framework: Framework, name: str, value: Any) -> Any:
+    """Return a value as a number, where the framework's default is one."""
+    key = framework.by_name.get(name)
+    if key is None or type(key.default) not in (int, float) or value is None or isinstance(value, Unresolved):
+        return value
+    found = scalar(value) if isinstance(value, str) else value
+    is_threshold = isinstance(value, str) and re.fullmatch(r"[\d.]+_[\d.]+", value)  # verl's "0.5_5.0"
+    if is_threshold or (isinstance(found, (int, float)) and not isinstance(found, bool)):
+        return value if is_threshold else found
+    raise ConfigError(f"{name} is {shorten(str(value))}: give a number, as {framework.name} takes.")
 
 
 def read_arguments(framework: Framework, words: Sequence[Word]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rlplug_migrate.scalars import scalar
 
 _REFERENCE: Final = re.compile(r"\$\{([^${}]+)\}")
 """A reference without another inside."""
-_ENVIRONMENT: Final = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
+_ENVIRONMENT: Final = re.compile(r"\$\{[A-Z][A-Z0-9_]*(?::-[^${}]*)?\}")
 """A variable of the environment, as our configurations write it."""
 _MOST_ROUNDS: Final = 20
 

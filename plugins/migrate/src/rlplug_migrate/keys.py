@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -30,6 +30,7 @@ class Key:
         note: Without ``to``, the reason; with it, what it means that the other does not.
         read: Returns our value for theirs, where ``to`` follows from this key alone; else a rule writes it.
         default: Their default, where it is not what ours does.
+        values: Our value by theirs, for the table.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Key:
     note: str = ""
     read: Callable[[Any], Any] | None = None
     default: Any = None
+    values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_pattern(self) -> bool:

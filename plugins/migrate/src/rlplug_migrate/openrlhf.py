@@ -23,7 +23,7 @@ ESTIMATORS: Final[Mapping[str, str]] = {
 }
 
 KEYS: Final = (
-    Key("advantage_estimator", "algorithm", _CLASS, default="gae"),
+    Key("advantage_estimator", "algorithm", _CLASS, default="gae", values=ESTIMATORS),
     Key("policy_loss_type", "algorithm", f"{_CLASS}: GSPO"),
     Key("init_kl_coef", "algorithm", f"{_INIT}.kl_coefficient", default=0.01),
     Key("use_kl_loss", "algorithm", f"{_INIT}.kl_in"),

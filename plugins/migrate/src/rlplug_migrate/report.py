@@ -60,5 +60,7 @@ def _rows(framework: Framework, topic: str) -> Iterator[str]:
     for key in framework.keys:
         if key.topic == topic:
             ours = ", ".join(f"`{each}`" for each in key.to.split(", ")) if key.to else "-"
-            remark = key.note if key.default is None else f"{key.note}; default {key.default}".removeprefix("; ")
+            values = ", ".join(f"{theirs} is {each}" for theirs, each in key.values.items())
+            default = "" if key.default is None else f"default {key.default}"
+            remark = "; ".join(filter(None, (key.note, values, default)))
             yield f"`{key.name}` | {ours} | {remark.replace('|', '/')}"

@@ -132,7 +132,7 @@ def _words(text: str, shell: _Shell) -> Iterator[Word]:
             if parts or (begun and not is_array):
                 yield Word("".join(parts), "; ".join(unknown))
             parts, unknown, begun, is_array = [], [], False, False
-        elif char in "|;&<>" and not quote and not parts:
+        elif not quote and (char in "|;&" or re.match(r"\d?[<>]", text[i:])) and not parts:
             return
         else:
             parts.append(char)

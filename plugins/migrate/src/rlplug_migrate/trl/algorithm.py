@@ -22,7 +22,12 @@ AGGREGATIONS: Final[Mapping[str, str]] = {
 
 KEYS: Final = (
     Key(
-        "loss_type", "algorithm", f"{_INIT}.aggregation, {_CLASS}", "token counts a mini-batch's tokens", default="dapo"
+        "loss_type",
+        "algorithm",
+        f"{_INIT}.aggregation, {_CLASS}",
+        "token counts a mini-batch's tokens",
+        default="dapo",
+        values=AGGREGATIONS,
     ),
     Key("importance_sampling_level", "algorithm", f"{_CLASS}: GSPO"),
     Key("epsilon", "algorithm", f"{_INIT}.clip_low", default=0.2),

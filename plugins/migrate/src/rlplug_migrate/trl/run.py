@@ -181,10 +181,9 @@ def write_sizes(given: Given, draft: Draft) -> None:
 
 def updates_per_step(given: Given, draft: Draft) -> int:
     """Return the optimizer steps of TRL in one step here."""
-    completions = draft.settings[f"{_SIZE}.prompts_per_step"] * draft.settings[f"{_SIZE}.group_size"]
-    return max(1, completions // draft.settings.get(f"{_SIZE}.mini_batch_size", completions)) * int(
-        given["num_iterations"]
-    )
+    completions: int = draft.settings[f"{_SIZE}.prompts_per_step"] * draft.settings[f"{_SIZE}.group_size"]
+    mini: int = draft.settings.get(f"{_SIZE}.mini_batch_size", completions)
+    return max(1, completions // mini) * int(given["num_iterations"])
 
 
 def write_optimizer(given: Given, draft: Draft) -> None:

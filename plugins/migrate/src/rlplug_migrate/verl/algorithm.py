@@ -47,13 +47,13 @@ _OVERLONG: Final = (
 )
 
 KEYS: Final = (
-    Key("algorithm.adv_estimator", "algorithm", _CLASS, default="gae"),
-    Key(f"{ACTOR}.policy_loss.loss_mode", "algorithm", _CLASS),
+    Key("algorithm.adv_estimator", "algorithm", _CLASS, default="gae", values=ESTIMATORS),
+    Key(f"{ACTOR}.policy_loss.loss_mode", "algorithm", _CLASS, values=LOSSES),
     Key(f"{ACTOR}.clip_ratio", "algorithm", f"{_INIT}.clip_low, {_INIT}.clip_high"),
     Key(f"{ACTOR}.clip_ratio_low", "algorithm", f"{_INIT}.clip_low", default=0.2),
     Key(f"{ACTOR}.clip_ratio_high", "algorithm", f"{_INIT}.clip_high", default=0.2),
     Key(f"{ACTOR}.clip_ratio_c", "algorithm", f"{_INIT}.clip_dual", default=3.0),
-    Key(f"{ACTOR}.loss_agg_mode", "algorithm", f"{_INIT}.aggregation", default="token-mean"),
+    Key(f"{ACTOR}.loss_agg_mode", "algorithm", f"{_INIT}.aggregation", default="token-mean", values=AGGREGATIONS),
     Key(f"{ACTOR}.entropy_coeff", "algorithm", f"{_INIT}.entropy_coefficient"),
     Key("algorithm.norm_adv_by_std_in_grpo", "algorithm", f"{_INIT}.normalize_std"),
     Key("algorithm.gamma", "algorithm", f"{_INIT}.gamma"),
@@ -61,9 +61,9 @@ KEYS: Final = (
     Key("critic.cliprange_value", "algorithm", f"{_INIT}.value_clip", default=0.5),
     Key(f"{ACTOR}.use_kl_loss", "algorithm", f"{_INIT}.kl_coefficient"),
     Key(f"{ACTOR}.kl_loss_coef", "algorithm", f"{_INIT}.kl_coefficient", default=0.001),
-    Key(f"{ACTOR}.kl_loss_type", "algorithm", f"{_INIT}.kl_estimator", default="low_var_kl"),
+    Key(f"{ACTOR}.kl_loss_type", "algorithm", f"{_INIT}.kl_estimator", default="low_var_kl", values=KL),
     Key("algorithm.use_kl_in_reward", "algorithm", f"{_INIT}.kl_in, {_INIT}.kl_coefficient"),
-    Key("algorithm.kl_penalty", "algorithm", f"{_INIT}.kl_estimator", default="kl"),
+    Key("algorithm.kl_penalty", "algorithm", f"{_INIT}.kl_estimator", default="kl", values=KL),
     Key("algorithm.kl_ctrl.kl_coef", "algorithm", f"{_INIT}.kl_coefficient", default=0.001),
     Key(
         "algorithm.kl_ctrl.type", "algorithm", f"{_INIT}.kl_target", "adaptive where kl_target is set", default="fixed"

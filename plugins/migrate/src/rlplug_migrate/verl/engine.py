@@ -59,7 +59,7 @@ def _targets(option: str) -> str:
 
 
 KEYS: Final = (
-    Key(f"{ROLLOUT}.name", "engine", _CLASS),
+    Key(f"{ROLLOUT}.name", "engine", _CLASS, values=ENGINES),
     *(
         Key(f"{ROLLOUT}.{option}", "engine", _targets(option), default=2 if option.startswith("tensor") else None)
         for option in OPTIONS

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rlplug_migrate.conversion import Draft, Given
 from rlplug_migrate.keys import OMIT, Key, none, positive, same
 from rlplug_migrate.loggers import append_logger
-from rlplug_migrate.verl.names import ACTOR, REF
+from rlplug_migrate.verl.names import ACTOR
 
 _PROFILER: Final = "global_profiler"
 
@@ -92,9 +92,7 @@ KEYS: Final = (
     *none(
         "tuning", "profile.steps, tool and ranks hold for the whole run", "*profiler.*", "*.profiler", "*npu_profile*"
     ),
-    *none(
-        "trainer", "not there", "trainer.*", "algorithm.*", "critic.*", f"{ACTOR}.*", f"{REF}.*", "actor_rollout_ref.*"
-    ),
+    *none("trainer", "not there", "trainer.*", "algorithm.*", "critic.*", f"{ACTOR}.*", "actor_rollout_ref.*"),
 )
 
 

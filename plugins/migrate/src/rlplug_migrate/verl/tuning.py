@@ -140,7 +140,7 @@ def write_optimizations(given: Given, draft: Draft) -> None:
     """Write the list of optimisations, and adapters."""
     chosen = [ours for ours, names in OPTIMIZATIONS.items() if any(given[name] is True for name in names)]
     if "FusedLogprobs" in chosen:
-        for name in (ours for ours in ("EntropyChunking", "EntropyCheckpointing") if ours in chosen):
+        for name in [each for each in chosen if each.startswith("Entropy")]:
             chosen.remove(name)
             for switch in OPTIMIZATIONS[name]:
                 draft.lacks(switch, "not used: FusedLogprobs computes entropies in chunks already")
