@@ -37,7 +37,7 @@ BROKEN = {
     ),
     "other api version": (
         OBSERVE.replace(">=3,<4", ">=2,<3"),
-        "it supports hook API >=2,<3, and this rlplug has 3.2.",
+        "it supports hook API >=2,<3, and this rlplug has 3.3.",
         "Install a version of acme-broken for API 3.3, or another rlplug.",
     ),
     "misspelled hook": (

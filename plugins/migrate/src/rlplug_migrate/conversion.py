@@ -104,12 +104,7 @@ def convert(given: Given) -> Draft:
     for rule in given.framework.rules:
         try:
             rule(given, draft)
-        except (
-            TypeError,
-            ValueError,
-            AttributeError,
-            ZeroDivisionError,
-        ) as error:  # numbers, lists and texts in each other's place
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             name = given.framework.name
             raise ConfigError(
                 f"a value is of another kind than {name} takes: {describe(error)}. Correct it."
