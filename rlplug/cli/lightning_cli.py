@@ -210,7 +210,9 @@ def run_lightning(arguments: list[str]) -> int:
     except RLPlugError:
         raise
     except RuntimeError as error:
-        if (message := lost_rank(error)) is None:
+        from rlplug.interfaces.memory_plan import out_of_memory
+
+        if out_of_memory(error) or (message := lost_rank(error)) is None:  # NCCL's own allocations fail too
             raise
         raise RunError(message) from error
 

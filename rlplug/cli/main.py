@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlplug.cli.command_parser import take_option
 from rlplug.cli.find_commands import find_commands, load_command, summary_of, uncollected_imports
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
-from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
+from rlplug.errors import ConfigError, RLPlugError, causes_of
 from rlplug.plugin_names import BLOCK_VARIABLE, LOCAL_VARIABLE, blocked_names, local_names
 
 EXIT_ERROR: Final = 1
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             if debug:
                 traceback.print_exc()
             else:
-                print(f"rlplug: {_visible(str(error))}", file=sys.stderr)
+                print(f"rlplug: {_visible(str(error))}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
             return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
         except BrokenPipeError:
             _leave_pipe()
@@ -68,8 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
         except Exception as error:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
             if ends := [cause for cause in causes_of(error) if isinstance(cause, SignalExit)]:
                 raise ends[0] from None  # the code that the signal interrupted has turned it into an error
-            print(_failure(error), file=sys.stderr)
-            traceback.print_exc()
+            from rlplug.cli.messages import explain_failure
+
+            whose, has_traceback = explain_failure(error)
+            print(f"rlplug: {_visible(whose)}", file=sys.stderr)
+            if has_traceback or debug:
+                traceback.print_exc()
             return EXIT_ERROR
 
 
@@ -133,15 +137,4 @@ def _terminal() -> Any:
 
 
 def _visible(text: str) -> str:
-    terminal = _terminal()
-    return str(terminal.visible(text)) if terminal else text.encode("unicode_escape").decode()
-
-
-def _failure(error: Exception) -> str:
-    """Return whose an unexpected error is, to be printed above its traceback: a plugin's, or the core's."""
-    from rlplug.interfaces.checks.calls import failed_call
-
-    call, problem = failed_call(error), _visible(describe(error, with_line=True))
-    if call is None:
-        return f"rlplug: {problem}: an error of rlplug, or of a library that it calls. Its traceback:"
-    return f"rlplug: {_visible(str(call))} raised {problem}. Its traceback:"
+    return str(terminal.visible(text)) if (terminal := _terminal()) else text.encode("unicode_escape").decode()

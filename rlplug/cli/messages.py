@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, causes_of, describe, did_you_mean, shorten
+from rlplug.interfaces.checks.calls import failed_call
+from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import distribution_of
 from rlplug.registry import kind_of_key
@@ -43,7 +46,34 @@ _WRONG_CLASS: Final = re.compile(
     r"(?:Import path |.*Expected '|\")([^\s'\"]+)(?: does not correspond to|' to be|\" is not) "
     r"a (subclass of|function that returns) (.+?)\.*(?: Got value: .*)?$"
 )
+_LIBRARIES: Final = ("torch", "lightning")
+"""Packages of which a frame says little about who needed memory."""
 _ABSTRACT: Final = re.compile(r"Expected an instantiatable class, but (\S+) is abstract")
+
+
+def explain_failure(error: Exception) -> tuple[str, bool]:
+    """Return whose an unexpected error is, and whether its traceback is wanted: a lack of memory is nobody's bug."""
+    call, problem = failed_call(error), describe(error, with_line=True)
+    if (cause := out_of_memory(error)) is not None:
+        text = " ".join(describe(cause).split()).partition(": ")[2]
+        if notes := getattr(error, "__notes__", ()):
+            text = text.partition(" GPU ")[0]  # they have the numbers that follow
+        else:
+            text = f"{text} (rlplug --debug shows the traceback)"
+        place = _place_of(cause) + ("" if call is None else f", in a call of {call}")
+        return "\n".join([f"out of memory, allocated in {place}: {text}", *notes]), False
+    if call is None:
+        return f"{problem}: an error of rlplug, or of a library that it calls. Its traceback:", True
+    return f"{call} raised {problem}. Its traceback:", True
+
+
+def _place_of(error: BaseException) -> str:
+    """Return file, line and function that raised an error, outside of torch."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    packages = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
+    own = [each for each, package in zip(frames, packages, strict=True) if package not in _LIBRARIES] or frames
+    places = [f"{Path(frame.f_code.co_filename).name}:{line} ({frame.f_code.co_name})" for frame, line in own[-1:]]
+    return "".join(places) or "an unknown place"
 
 
 def explain_value(key: str, lines: list[str]) -> str:

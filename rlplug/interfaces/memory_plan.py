@@ -1,13 +1,14 @@
-"""Memory plan of a run on GPUs: what a planner is asked, and what it decides before a weight is loaded."""
+"""Memory of a run on GPUs: what a planner is asked and decides, and how an error is known by which memory ran out."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.types import GIB
 
@@ -64,3 +65,25 @@ class MemoryDecisions:
     title: str
     rows: list[tuple[str, ...]]
     notes: list[str]
+
+
+# ---- memory that ran out --------------------------------------------------------------------------------------------
+
+_RAN_OUT: Final = re.compile(
+    r"CUDA out of memory|CUDA (driver )?error: out of memory|Cuda failure .{0,4}out of memory|cudaErrorMemoryAllocation"
+    r"|Triton Error \[CUDA\]: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (not enough|can't allocate)"
+)
+"""In messages of torch's allocators, CUDA's runtime, Triton, NCCL, and cuBLAS, cuDNN and their like."""
+
+
+def out_of_memory(error: BaseException) -> RuntimeError | None:
+    """Return the error of a library that made ``error``, if memory of this process's device, or its own, ran out."""
+    for cause in causes_of(error):
+        if isinstance(cause, torch.OutOfMemoryError):
+            return cause
+        # the text of another process's error is about another process's memory
+        is_foreign = isinstance(cause, RuntimeError) and not isinstance(cause, RLPlugError)
+        if is_foreign and _RAN_OUT.search(describe(cause)):
+            return cause
+    return None

@@ -94,9 +94,9 @@ class ProfiledSteps:
 class RunObserver:
     """Base class of observers; each method does nothing until it is overridden.
 
-    A plugin gives one by the hook ``rlplug_make_observer``. A callback or logger of Lightning's trainer that has this
-    base class too is an observer as well. Every method is called on every rank, at the same place of the run, unless it
-    says otherwise. An exception ends the run, with a message that names the observer.
+    A plugin gives one by the hook ``rlplug_make_observer``; if it is a callback too, it joins the trainer's. A callback
+    or logger of Lightning's trainer that has this base class too is an observer as well. Every method is called on
+    every rank, at the same place of the run, unless it says otherwise. An exception ends the run, and is its error.
     """
 
     def begin(self, run: ObservedRun) -> None:

@@ -66,6 +66,7 @@ class PhaseTimer:
         Its argument is a time of ``time.perf_counter``: the result is 0 unless the engine has slept ever since.
         """
         self.device = device
+        self.running = ""  # the phase that runs, or that an error ended; empty between phases
         self._stall_s = stall_s
         self._deadline = None if deadline_s is None else PhaseDeadline(deadline_s)
         self._seconds: dict[str, float] = {}
@@ -76,6 +77,7 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Measure the body of the ``with`` statement as phase ``name``."""
         self.on_enter(name)
+        self.running = name
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         faulthandler.dump_traceback_later(self._stall_s, repeat=True, file=sys.__stderr__ or sys.stderr)
@@ -87,6 +89,7 @@ class PhaseTimer:
                 yield
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
+            self.running = ""
         finally:
             faulthandler.cancel_dump_traceback_later()
             if self._deadline is not None:
@@ -101,8 +104,7 @@ class PhaseTimer:
     def _memory_now(self, began: float) -> float:
         if self.device.type == "cuda":
             return (torch.cuda.max_memory_allocated(self.device) - self.asleep_bytes(began)) / GIB
-        resident: int = psutil.Process().memory_info().rss
-        return resident / GIB
+        return float(psutil.Process().memory_info().rss / GIB)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call, and reset them."""

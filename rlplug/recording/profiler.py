@@ -17,15 +17,16 @@ class StepProfiler(Callback):
     Args:
         steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Choose
             steps after the first ones, which warm up.
-        tool: ``torch`` writes a trace to ``profile/`` in the run folder, which observers may summarize. ``nsys`` marks
-            the steps for Nsight Systems, under which the run must have been started.
+        tool: ``torch`` writes a trace to ``profile/`` in the run folder, which observers may summarize; ``memory``
+            writes each allocation of GPU memory. ``nsys`` marks the steps for Nsight Systems, under which the run must
+            have been started.
         ranks: Profile only the ``first`` rank, or ``all`` with a trace each; the summary is that of the first rank.
     """
 
     def __init__(
         self,
         steps: Annotated[int, Range(0, 10_000_000)] | str | None = None,
-        tool: Literal["torch", "nsys"] = "torch",
+        tool: Literal["torch", "memory", "nsys"] = "torch",
         ranks: Literal["first", "all"] = "first",
     ) -> None:
         self.callbacks: list[Callback] = []

@@ -118,6 +118,7 @@ class RunFolder(Callback, RunObserver):
         self._samples: SampleLog
         self._trainer: Trainer
         self._module: Any = None
+        self._given: list[Callback] = []  # observers of plugins that are callbacks
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -135,14 +136,16 @@ class RunFolder(Callback, RunObserver):
             raise RunError(problem)
         module.run_dir = self.path
         given = plugins().hook.rlplug_make_observer()
-        module.observers = Observers((*module.trainer.callbacks, *trainer.loggers), given, module.strategy)
+        callbacks = [each for each in module.trainer.callbacks if each not in self._given]
+        module.observers = Observers((*callbacks, *trainer.loggers), given, module.strategy)
+        self._given = [each for each in given if isinstance(each, Callback)]
+        module.trainer.callbacks = [*callbacks, *self._given]
         module.observers.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
         self._metrics = MetricsLog(self.path / METRICS, waits=self._resumed is not None)
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES])
         if stage == "fit":
-            most_bytes = self.token_log_mib << 20
-            options = TokenLogOptions(self.token_samples_per_step, self.token_every_n_steps, most_bytes)
+            options = TokenLogOptions(self.token_samples_per_step, self.token_every_n_steps, self.token_log_mib << 20)
             module.token_log = plugins().hook.rlplug_make_token_log(
                 folder=self.path,
                 options=options,
@@ -284,8 +287,7 @@ class RunFolder(Callback, RunObserver):
             self._finish("finished", early)
             seconds = time.monotonic() - self._began
             written = [self.path / name for name in EXPORTED if self.export_policy and (self.path / name).exists()]
-            lines = [early] if early else []
-            lines += [*(f"{path.name}: {path}" for path in written), *module.observers.ended()]
+            lines = [*filter(None, [early]), *(f"{path.name}: {path}" for path in written), *module.observers.ended()]
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
             rows = read_metrics(self.path / METRICS)

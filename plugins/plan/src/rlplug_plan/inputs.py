@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from rlplug.distributed.offload import OffloadMode
-from rlplug.interfaces.memory import ActivationTraits, EngineMemory
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory, PlanPhase
 from rlplug.interfaces.memory_plan import GPU
 from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
@@ -101,3 +102,5 @@ class MemoryInputs:
     """Bytes that rewards bring there between rollout and update."""
     assumes_state: bool = False
     """Whether the size of the optimizer's state could not be determined."""
+    scales: Mapping[PlanPhase, float] = field(default_factory=dict)
+    """Factors by which phases need more than is planned, as a run that ran out of memory has measured."""

@@ -20,6 +20,11 @@ from rlplug_plan.inputs import NCCL_BYTES, MemoryInputs, ModelInputs
 
 PHASES: Final = PLAN_PHASES
 CUDA: Final = "CUDA, libraries"
+WEIGHTS: Final = "weights, float32"
+ADAPTED: Final = "frozen weights, adapters"
+STATE: Final = "optimizer state"
+CRITIC: Final = "critic, float32"
+REFERENCE: Final = "reference, float32"
 ENGINE: Final = "engine"
 
 
@@ -64,7 +69,8 @@ class MemoryPlan:
         return {phase: self._items(phase) for phase in PHASES}
 
     def need(self, phase: PlanPhase) -> int:
-        return sum(item.num_bytes for item in self.phases[phase].values())
+        planned = sum(item.num_bytes for item in self.phases[phase].values())
+        return int(planned * self.facts.scales.get(phase, 1.0))
 
     def allocated(self, phase: PlanPhase) -> int:
         """Return the part that torch counts: neither CUDA's own memory nor the engine's."""
@@ -87,12 +93,12 @@ class MemoryPlan:
 
     def _items(self, phase: PlanPhase) -> Items:
         facts = self.facts
-        weights = "weights, float32" if facts.policy.adapters is None else "frozen weights, adapters"
-        items = {weights: self._weights(phase, facts.policy), "optimizer state": self._state(phase)}
+        weights = WEIGHTS if facts.policy.adapters is None else ADAPTED
+        items = {weights: self._weights(phase, facts.policy), STATE: self._state(phase)}
         if facts.critic is not None:
-            items["critic, float32"] = self._weights(phase, facts.critic)
+            items[CRITIC] = self._weights(phase, facts.critic)
         if facts.reference is not None:
-            items["reference, float32"] = self._reference(phase, facts.reference)
+            items[REFERENCE] = self._reference(phase, facts.reference)
         items |= self._pass_items(phase) | self._engine_items(phase)
         if facts.rewards_kept or facts.rewards_brought:
             brought = facts.rewards_brought if phase == "logprobs" else 0

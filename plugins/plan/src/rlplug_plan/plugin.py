@@ -1,4 +1,4 @@
-"""The entry point: the memory plan of a run on GPUs."""
+"""The entry point: the memory plan of a run on GPUs, and what is said when memory runs out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlplug.plugin_manager import hookimpl
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.distributed.strategy import RLFSDP2Strategy
-    from rlplug.interfaces import PolicySpec
+    from rlplug.interfaces import PolicySpec, RunObserver
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.training.batch_plan import BatchPlan
     from rlplug.types import MeshSizes
@@ -31,3 +31,10 @@ def rlplug_plan_memory(
     from rlplug_plan.table import told
 
     return told(PlannedRun(config, spec, batch, strategy, mesh, longest).decide(gpu))
+
+
+@hookimpl
+def rlplug_make_observer() -> RunObserver:
+    from rlplug_plan.memory_errors import MemoryErrors
+
+    return MemoryErrors()

@@ -37,11 +37,15 @@ Remedy: TypeAlias = Callable[[MemoryInputs], Iterator[Change]]
 """Yields what it can change, the mildest first."""
 
 
-def smallest_change(facts: MemoryInputs) -> list[str]:
+def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
     """Return what to set so that the plan fits: one thing if one is enough, else as few as possible; or nothing.
 
     Remedies are tried in the order of what they cost, alone and then together; only the last asks for more GPUs. Before
     several of them a person would try the run as it is, if little is missing of what the plan holds in reserve.
+
+    Args:
+        facts: The run, which does not fit.
+        may_try: Whether that may be proposed: not of a run that was tried.
     """
     for remedy in REMEDIES:
         for change in remedy(facts):
@@ -49,7 +53,7 @@ def smallest_change(facts: MemoryInputs) -> list[str]:
                 return [change.text]
     missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
     reserve = int(RESERVE_SHARE * facts.gpu.total)
-    if missing <= SMALL_SHARE * reserve:
+    if may_try and missing <= SMALL_SHARE * reserve:
         return [
             f"model.memory.on_shortfall: warn, since {missing / GIB:.2f} GiB are missing and the plan holds "
             f"{reserve / GIB:.2f} in reserve"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rlplug.interfaces.memory_plan import RESERVE_SHARE, MemoryDecisions
 from rlplug.types import GIB
 from rlplug_plan.decisions import Decisions, shortfall
@@ -9,10 +11,17 @@ from rlplug_plan.plan import PHASES, Item, MemoryPlan
 from rlplug_plan.recommendations import recommendations
 
 
-def told(decisions: Decisions) -> MemoryDecisions:
+@dataclass(frozen=True)
+class PlannedMemory(MemoryDecisions):
+    """Decisions as the core takes and shows them, with the plan, to be compared with what is measured."""
+
+    plan: MemoryPlan
+
+
+def told(decisions: Decisions) -> PlannedMemory:
     """Return decisions as the core takes and shows them."""
     plan = decisions.plan
-    return MemoryDecisions(
+    return PlannedMemory(
         sleeps=plan.facts.sleeps,
         kept=decisions.kept,
         left_out=decisions.left_out,
@@ -20,6 +29,7 @@ def told(decisions: Decisions) -> MemoryDecisions:
         title=memory_title(plan),
         rows=memory_rows(plan),
         notes=memory_notes(decisions),
+        plan=plan,
     )
 
 

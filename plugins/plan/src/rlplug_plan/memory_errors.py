@@ -1,0 +1,56 @@
+"""The callback that says of an error by which memory ran out: in which phase, what was there, and what to change."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning.pytorch import Callback
+
+from rlplug.interfaces import RunObserver
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from rlplug_plan.shortage import Shortage
+
+FOLDER: Final = "out_of_memory"
+
+
+class MemoryErrors(Callback, RunObserver):
+    """Notes on an error by which a GPU's memory ran out (``add_note``) what a person needs to know of it.
+
+    Each rank does so for its own error, without asking the others: they may be anywhere. The message and the traceback
+    are also in ``out_of_memory/`` in the run folder.
+    """
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        from rlplug.interfaces.memory_plan import out_of_memory
+
+        module: Any = pl_module
+        cause = out_of_memory(exception)
+        if cause is None:
+            return
+        from rlplug_plan.measurements import shortage_of
+        from rlplug_plan.shortage import message
+
+        shortage = shortage_of(module, trainer, cause)
+        text = message(shortage)
+        if (path := _write(module.run_dir, shortage, text, exception)) is not None:
+            text += f"\nTraceback: {path}"
+        exception.__notes__ = [text, *getattr(exception, "__notes__", [])]  # others may have noted a snapshot
+
+
+def _write(run_dir: Path | None, shortage: Shortage, text: str, error: BaseException) -> Path | None:
+    """Write message and traceback to the run folder; return the file, or ``None`` where there can be none."""
+    if run_dir is None:
+        return None
+    path = run_dir / FOLDER / f"step-{shortage.step:08d}-rank-{shortage.rank}.txt"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = "".join(traceback.format_exception(error))
+        path.write_text(f"{text}\n\n{found}", encoding="utf-8", errors="replace")
+        return path
+    return None
