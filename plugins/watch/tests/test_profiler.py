@@ -10,13 +10,16 @@ from unittest import mock
 
 import pytest
 import torch
+from rlplug_watch.profile.memory_history import peaks, timeline
 from rlplug_watch.profile.profiler import StepTracer, compress, parse_steps
+from rlplug_watch.profile.summary import Span
 
 from rlplug.errors import ConfigError, RLPlugError
 from rlplug.observability.phase_timer import trace_range
 from rlplug.plugin_manager import PluginManager
 from rlplug.recording import profiler
 from rlplug.recording.profiler import StepProfiler
+from rlplug.types import GIB
 
 
 @pytest.mark.parametrize(
@@ -52,12 +55,22 @@ def test_anything_else_is_a_mistake_in_the_configuration(text):
         StepProfiler(text)
 
 
-def run(profiler: StepTracer, num_steps: int, done: int = 0, rank: int = 0, should_stop_in: int = 0) -> None:
+def run(
+    profiler: StepTracer,
+    num_steps: int,
+    done: int = 0,
+    rank: int = 0,
+    should_stop_in: int = 0,
+    run_dir: Path | None = None,
+) -> None:
     """Take the steps of a run as Lightning would, with a phase in each."""
     trainer: Any = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=torch.device("cuda")), is_global_zero=rank == 0, should_stop=False
+        strategy=SimpleNamespace(root_device=torch.device("cuda")),
+        is_global_zero=rank == 0,
+        global_rank=rank,
+        should_stop=False,
     )
-    module: Any = SimpleNamespace(plan=SimpleNamespace(total_steps=num_steps), rollout_step=done)
+    module: Any = SimpleNamespace(plan=SimpleNamespace(total_steps=num_steps), rollout_step=done, run_dir=run_dir)
     profiler.setup(trainer, module, "fit")
     profiler.on_train_start(trainer, module)
     while module.rollout_step < num_steps and not trainer.should_stop:
@@ -127,6 +140,74 @@ def test_an_error_closes_the_window(nsys):
         run(profiler, num_steps=2)
     profiler.on_exception(mock.Mock(), mock.Mock(), ValueError("broken"))
     assert nsys == window([1])
+
+
+def event(seconds: float, action: str, gib: float) -> dict[str, Any]:
+    return {"action": action, "size": int(gib * GIB), "time_us": int(seconds * 1e6)}
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the allocator is told, in order: it has 3 GiB, of which 2 were allocated while it recorded."""
+    told: list[str] = []
+    history = [[event(1, "alloc", 2), event(1, "segment_alloc", 9)]]
+    monkeypatch.setattr(
+        torch.cuda.memory,
+        "_record_memory_history",
+        lambda enabled="all", **options: told.append("stop" if enabled is None else "record"),
+    )
+    snapshot = lambda: told.append("snapshot") or {"device_traces": history}  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * GIB)
+    return told
+
+
+def test_a_snapshot_is_taken_before_the_recording_ends(allocator, tmp_path: Path, capsys) -> None:
+    """Catches one that is empty: torch drops what it recorded when the recording ends."""
+    run(StepTracer("2-3", tool="memory"), num_steps=4, run_dir=tmp_path)
+
+    assert allocator == ["record", "snapshot", "stop"]
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
+        *("steps-2-3.rank-0.memory.csv", "steps-2-3.rank-0.memory.pickle"),
+    ]
+    assert "memory of steps 2-3, GiB allocated at the most: between phases 3.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("error", "has_snapshot"), [(torch.OutOfMemoryError("no"), True), (ValueError("no"), False)])
+def test_an_error_by_lack_of_memory_takes_a_snapshot(allocator, tmp_path: Path, error, has_snapshot) -> None:
+    profiler = StepTracer("1-2", tool="memory")
+    with mock.patch.object(profiler, "on_train_batch_end", side_effect=error), pytest.raises(type(error)):
+        run(profiler, num_steps=2, run_dir=tmp_path)
+    module = SimpleNamespace(run_dir=tmp_path, step=1)
+    profiler.on_exception(SimpleNamespace(global_rank=1), module, error)  # type: ignore[arg-type]
+
+    assert allocator == ["record", *["snapshot"] * has_snapshot, "stop"]
+    snapshot = tmp_path / "profile" / "steps-1.rank-1.out-of-memory.pickle"
+    assert snapshot.exists() == has_snapshot
+    assert [str(snapshot) in note for note in getattr(error, "__notes__", [])] == [True] * has_snapshot
+
+
+def test_a_timeline_has_the_most_of_each_phase() -> None:
+    """Catches levels counted from zero, and a release counted twice: once when asked for, once when done."""
+    events = [
+        *(event(10, "alloc", 4), event(11, "alloc", 8), event(11.1, "free_requested", 8)),
+        *(event(11.2, "free_completed", 8), event(30, "alloc", 1), event(31, "oom", 50)),
+    ]
+    found = timeline(events, 7 * GIB, [Span(9, 10.5, "sync"), Span(10.9, 12, "update")])
+    assert [(round(each.seconds, 1), each.phase, each.num_bytes / GIB) for each in found] == [
+        *((0, "sync", 6), (1, "update", 14), (1.1, "update", 6), (20, "between phases", 7)),
+    ]
+    assert peaks(found) == "update 14.0, between phases 7.0, sync 6.0"
+    assert timeline([], 0, []) == []
+
+
+@pytest.mark.parametrize("tool", ["nsys", "memory"])
+def test_what_records_gpus_is_refused_on_a_cpu(tool: str) -> None:
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    with pytest.raises(
+        ConfigError, match=rf"profile\.tool is {tool}, .* this run is on cpu: set profile\.tool to torch"
+    ):
+        StepTracer("2", tool=tool).setup(trainer, mock.Mock(), "fit")
 
 
 def test_steps_past_the_run_s_end_are_a_mistake():

@@ -1,11 +1,11 @@
-"""Profiler of a few RL steps: writes a trace, which observers summarize, or marks the steps for Nsight Systems."""
+"""Profiler of a few RL steps: writes a trace, which observers summarize, or memory, or marks them for Nsight."""
 
 from __future__ import annotations
 
 import gzip
 import re
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +15,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ProfiledSteps
+from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.observability.phase_timer import ranges_made_by
 from rlplug.observability.terminal import say
+from rlplug_watch.profile.memory_history import VIEWER, MemoryHistory, peaks
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -36,12 +38,14 @@ class StepTracer(Callback):
         """Steps to profile; 0 if this process profiles none."""
         self._running: ExitStack | None = None
         self._profile: profile | None = None
+        self._memory: MemoryHistory | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
-        if stage == "fit" and self.tool == "nsys" and device.type != "cuda":
+        if stage == "fit" and self.tool != "torch" and device.type != "cuda":
             raise ConfigError(
-                f"profile.tool is nsys, which records GPUs, and this run is on {device}: set profile.tool to torch."
+                f"profile.tool is {self.tool}, which records GPUs, and this run is on {device}: set profile.tool to "
+                "torch."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,12 +72,21 @@ class StepTracer(Callback):
     ) -> None:
         module: Any = pl_module
         if self._running is not None and (trainer.should_stop or module.rollout_step == self._last):
+            has_step = module.rollout_step >= self._first  # false if Ctrl-C ended the run in the first of the steps
+            if has_step and self._memory is not None:  # before it is stopped, which drops it
+                self._report_memory(trainer, module, self._memory)
             self._stop()
-            if module.rollout_step >= self._first:  # false if Ctrl-C ended the run in the first of the steps
+            if has_step and self.tool != "memory":
                 self._report(trainer, module)
-            self._profile = None  # a trace takes much memory
+            self._profile = self._memory = None  # a trace takes much memory
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        module: Any = pl_module
+        if self._memory is not None and out_of_memory(exception):
+            path = self._path(trainer, module, steps_label(self._first, module.step), "out-of-memory.pickle")
+            with suppress(OSError, RuntimeError):  # the error is what to report
+                levels = self._memory.write(path)
+                exception.add_note(f"GiB allocated up to the error: {peaks(levels)}. For {VIEWER}: {path}")
         self._stop()
 
     def _start(self, device: torch.device) -> None:
@@ -82,6 +95,11 @@ class StepTracer(Callback):
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
             self._running.callback(torch.cuda.profiler.stop)
             self._running.enter_context(ranges_made_by(torch.cuda.nvtx.range))
+            return
+        if self.tool == "memory":
+            self._memory = MemoryHistory(device)
+            self._running.callback(self._memory.stop)
+            self._running.enter_context(ranges_made_by(self._memory.phase_range))
             return
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         self._profile = self._running.enter_context(profile(activities=activities))
@@ -98,15 +116,25 @@ class StepTracer(Callback):
         if self._profile is None:
             self._say(trainer, f"profile: steps {steps} were marked for Nsight Systems, which writes its own report")
             return
-        folder: Path = module.run_dir / FOLDER
-        folder.mkdir(exist_ok=True)
-        path = folder / f"steps-{steps}.rank-{trainer.global_rank}.trace.json"
+        path = self._path(trainer, module, steps, "trace.json")
+        path.parent.mkdir(exist_ok=True)
         self._profile.export_chrome_trace(str(path))
         if trainer.is_global_zero:
             for line in module.observers.profiled(ProfiledSteps(path, steps, trainer.strategy.root_device)):
                 say(line)
         compressed = compress(path)
         self._say(trainer, f"trace of steps {steps}, for https://ui.perfetto.dev: {compressed}")
+
+    def _report_memory(self, trainer: Trainer, module: Any, memory: MemoryHistory) -> None:
+        """Write the allocator's history, and print where it is and what each phase had allocated at its peak."""
+        steps = steps_label(self._first, module.rollout_step)
+        path = self._path(trainer, module, steps, "memory.pickle")
+        self._say(trainer, f"memory of steps {steps}, GiB allocated at the most: {peaks(memory.write(path))}")
+        self._say(trainer, f"each allocation, for {VIEWER}: {path}; over time: {path.with_suffix('.csv')}")
+
+    def _path(self, trainer: Trainer, module: Any, steps: str, ending: str) -> Path:
+        folder: Path = module.run_dir / FOLDER
+        return folder / f"steps-{steps}.rank-{trainer.global_rank}.{ending}"
 
     def _say(self, trainer: Trainer, message: str) -> None:
         if trainer.is_global_zero:
