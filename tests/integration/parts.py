@@ -1,6 +1,7 @@
 """Parts that go wrong, named by their import path in the tests' command lines."""
 
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ import torch
 from rlplug_algos.grpo import GRPO
 
 from examples.hidden_digit.environment import HiddenDigit
-from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, Reward, StepResult
+from rlplug.errors import RunError
+from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, Optimization, Reward, StepResult
+from rlplug.interfaces.optimization import Effect
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import RewardError, Sample
 
@@ -153,3 +156,44 @@ class DiesOnce(HFRollout):
         if DiesOnce.num_calls == 3:
             raise EngineFault("it died.", completions[: len(completions) // 2])
         return completions
+
+
+LACK = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is "
+    "free. Including non-PyTorch memory, this process has 78.08 GiB memory in use. Of the allocated memory 70.25 GiB "
+    "is allocated by PyTorch, and 6.50 GiB is reserved by PyTorch but unallocated."
+)
+"""What torch 2.13 says on a GPU."""
+
+
+class LacksMemoryOnLastRank(GRPO):
+    """GRPO whose loss finds no memory on the last rank, while the others go on."""
+
+    def loss(self, *arguments, **keywords) -> LossOutput:  # type: ignore[no-untyped-def]
+        if int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+            raise torch.OutOfMemoryError(LACK)
+        return super().loss(*arguments, **keywords)
+
+
+class LacksMemoryToScore(Optimization):
+    """An optimization whose passes without gradients find no memory for cuBLAS."""
+
+    def before_shard(self, model: torch.nn.Module) -> None:
+        def refuse(*_: object) -> None:
+            if not torch.is_grad_enabled():
+                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+        model.register_forward_pre_hook(refuse)
+
+    def effects(self) -> list[Effect]:
+        return [Effect("it refuses")]
+
+
+class LacksMemoryToGenerate(HFRollout):
+    """An engine that finds no memory, which it says as its plugin does of all that goes wrong in its library."""
+
+    def generate(self, requests, sampling):  # type: ignore[no-untyped-def]
+        try:
+            raise torch.OutOfMemoryError(LACK)
+        except torch.OutOfMemoryError as problem:
+            raise RunError(f"the engine failed: {type(problem).__name__}") from problem

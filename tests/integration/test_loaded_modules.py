@@ -19,7 +19,7 @@ status = main(sys.argv[1:])
 found = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
 print(json.dumps({"status": status, "modules": found}))
 """
-ALWAYS = {"plugin", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"}
+ALWAYS = {"plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"}
 """Modules of plugins that each run imports: what registers, observers, and the layout of rows."""
 
 
