@@ -77,7 +77,7 @@ _RAN_OUT: Final = re.compile(
 """In messages of torch's allocators, CUDA's runtime, Triton, NCCL, and cuBLAS, cuDNN and their like."""
 
 
-def out_of_memory(error: BaseException) -> RuntimeError | None:
+def out_of_memory(error: BaseException) -> BaseException | None:
     """Return the error of a library that made ``error``, if memory of this process's device, or its own, ran out."""
     for cause in causes_of(error):
         if isinstance(cause, torch.OutOfMemoryError):

@@ -33,7 +33,7 @@ PHASE_OF: Final[dict[str, PlanPhase]] = {**{phase: phase for phase in PLAN_PHASE
 """Phases of a step, and those of the plan that hold what they hold."""
 
 
-def shortage_of(module: Any, trainer: Any, cause: RuntimeError) -> Shortage:
+def shortage_of(module: Any, trainer: Any, cause: BaseException) -> Shortage:
     """Return what is known of an error in a run, of which any part may not exist yet.
 
     Args:

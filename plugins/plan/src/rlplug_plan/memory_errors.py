@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning.pytorch import Callback
 
 from rlplug.interfaces import RunObserver
+from rlplug.recording.run_record import RECORD
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+    from rlplug.interfaces.observer import ObservedRun
+    from rlplug.interfaces.rollout import ScrapeTargets
     from rlplug_plan.shortage import Shortage
 
 FOLDER: Final = "out_of_memory"
@@ -23,8 +26,20 @@ class MemoryErrors(Callback, RunObserver):
     """Notes on an error by which a GPU's memory ran out (``add_note``) what a person needs to know of it.
 
     Each rank does so for its own error, without asking the others: they may be anywhere. The message and the traceback
-    are also in ``out_of_memory/`` in the run folder.
+    are also in ``out_of_memory/`` in the run folder, unless that is of a run that was to be resumed and did not start.
     """
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        """The run folder, once it may be written to."""
+        self._resumed: Path | None = None
+
+    def begin(self, run: ObservedRun) -> None:
+        is_resumed = (run.folder / RECORD).exists()
+        self._folder, self._resumed = (None, run.folder) if is_resumed else (run.folder, None)
+
+    def engine_started(self, targets: ScrapeTargets | None) -> None:
+        self._folder = self._folder or self._resumed
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         from rlplug.interfaces.memory_plan import out_of_memory
@@ -38,15 +53,13 @@ class MemoryErrors(Callback, RunObserver):
 
         shortage = shortage_of(module, trainer, cause)
         text = message(shortage)
-        if (path := _write(module.run_dir, shortage, text, exception)) is not None:
-            text += f"\nTraceback: {path}"
+        path = None if self._folder is None else _write(self._folder, shortage, text, exception)
+        text += f"\nTraceback: {path or 'rlplug --debug shows it'}"
         exception.__notes__ = [text, *getattr(exception, "__notes__", [])]  # others may have noted a snapshot
 
 
-def _write(run_dir: Path | None, shortage: Shortage, text: str, error: BaseException) -> Path | None:
-    """Write message and traceback to the run folder; return the file, or ``None`` where there can be none."""
-    if run_dir is None:
-        return None
+def _write(run_dir: Path, shortage: Shortage, text: str, error: BaseException) -> Path | None:
+    """Write message and traceback to the run folder; return the file, or ``None`` where it cannot be written."""
     path = run_dir / FOLDER / f"step-{shortage.step:08d}-rank-{shortage.rank}.txt"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
