@@ -21,7 +21,7 @@ from rlplug.types import Completion, Prompt
 pytestmark = pytest.mark.nightly  # of a benchmark
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-ELSEWHERE = {"step_trl", "streaming_servers"}
+ELSEWHERE = {"step_trl", "streaming_servers", "update_trl"}
 """Need TRL, which no environment of this project has, and the files of a new plugin."""
 CEILINGS = {"matmul": 1e12, "copy": 1e12, "gpus": 1}
 
