@@ -40,9 +40,10 @@ from transformers import (
     PrinterCallback,
     TrainerCallback,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-VARIANTS: dict[str, dict[str, bool]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "compile": {"torch_compile": True},
     "checkpointing": {"gradient_checkpointing": True},
@@ -74,7 +75,7 @@ class UpdateClock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.began)
 
 
-class PreparedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+class PreparedGRPOTrainer(GRPOTrainer):
     """``GRPOTrainer`` that has completions and advantages of a step, instead of generating and scoring them."""
 
     prepared: dict[str, Tensor]
@@ -92,6 +93,7 @@ def prepare(batch: PaddedRows, prompt: int, pad_id: int, device: torch.device) -
         pad_id: Token in place of padding.
         device: Where TRL has its inputs.
     """
+    assert batch.advantages is not None
     mask = batch.attention_mask.long()
     ids = batch.input_ids.masked_fill(mask == 0, pad_id)
     step = {
@@ -117,6 +119,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def no_rewards(completions: list[str], **_: Any) -> list[float | None]:
+    """Stand for the reward function that TRL asks for; nothing is scored."""
+    return [None] * len(completions)
+
+
 def make_trainer(
     options: argparse.Namespace, variant: str, micro_batch: int, config: Path, clock: UpdateClock
 ) -> PreparedGRPOTrainer:
@@ -129,7 +136,7 @@ def make_trainer(
     arguments = {"gradient_checkpointing": False} | VARIANTS[variant]
     trainer = PreparedGRPOTrainer(
         model=model,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),  # not called
+        reward_funcs=no_rewards,
         args=GRPOConfig(
             output_dir=str(config.parent / "trl"),
             per_device_train_batch_size=micro_batch,
@@ -162,7 +169,8 @@ def measure(options: argparse.Namespace, variant: str, micro_batch: int, config:
     """Return the row of a variant with ``micro_batch`` completions a pass."""
     clock = UpdateClock(torch.cuda.is_available())
     trainer = make_trainer(options, variant, micro_batch, config, clock)
-    model_config = trainer.model.config
+    model: Any = trainer.model
+    model_config = model.config
     completions = completion_lengths(
         options.rows, options.completion, options.heavy_tail, options.longest - options.prompt, options.smallest
     )
