@@ -45,7 +45,7 @@ class TreeAttention:
         return output
 
 
-@torch.library.custom_op("rlplug_optims::tree_attention", mutates_args=(), tags=ANY_STRIDES)
+@torch.library.custom_op("rlplug_optims::tree_attention", mutates_args=(), tags=(ANY_STRIDES,))
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -76,7 +76,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return output, query.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("rlplug_optims::tree_attention_backward", mutates_args=(), tags=ANY_STRIDES)
+@torch.library.custom_op("rlplug_optims::tree_attention_backward", mutates_args=(), tags=(ANY_STRIDES,))
 def _backward(
     d_output: Tensor,
     query: Tensor,
