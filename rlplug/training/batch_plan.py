@@ -31,6 +31,7 @@ PassKind = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
+TOKEN_BUDGETS = ("max_tokens_per_gpu", "max_tokens_per_gpu_forward")
 
 _schedule = functools.lru_cache(maxsize=2)(schedule)
 """A step's passes over policy, reference and critic cut the same rows, each with its own call."""
@@ -120,7 +121,7 @@ class BatchPlan:
         self.max_tokens: dict[PassKind, int] = {}
         """Token budget of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
         if self.micro_batch_size is None:
-            update = sizes.max_tokens_per_gpu or self._default_budget(longest or 0)
+            update = sizes.max_tokens_per_gpu or default_budget(longest or 0, sequence_size)
             self.max_tokens = {"update": update, "forward": sizes.max_tokens_per_gpu_forward or 2 * update}
             self._check_longest(longest or 0)
 
@@ -140,22 +141,16 @@ class BatchPlan:
                 f"and be at least {self.data_size}, one a rank. "
                 f"Nearest that do: {_nearest(self.mini_batch_size, valid)}."
             )
-        for name in ("max_tokens_per_gpu", "max_tokens_per_gpu_forward"):
+        for name in TOKEN_BUDGETS:
             if sizes.micro_batch_size_per_gpu is not None and getattr(sizes, name) is not None:
                 raise ConfigError(
                     f"model.batch.micro_batch_size_per_gpu and model.batch.{name} are both set: keep one."
                 )
 
-    def _default_budget(self, longest: int) -> int:
-        """Twice the rank's part of the longest sequence, so that passes can be filled evenly."""
-        return -(-max(SMALLEST_DEFAULT_BUDGET * self.sequence_size, 2 * longest) // (1024 * self.sequence_size)) * 1024
-
     def _check_longest(self, longest: int) -> None:
         """Refuse a token budget that the longest possible sequence would not fit."""
         least = -(-longest // self.sequence_size)
-        for name, budget in zip(
-            ("max_tokens_per_gpu", "max_tokens_per_gpu_forward"), self.max_tokens.values(), strict=True
-        ):
+        for name, budget in zip(TOKEN_BUDGETS, self.max_tokens.values(), strict=True):
             if budget < least:
                 sharing = f", shared by {self.sequence_size} ranks" if self.sequence_size > 1 else ""
                 raise ConfigError(
@@ -272,6 +267,11 @@ class BatchPlan:
         if self.micro_batch_size is not None:
             return f"{self.micro_batch_size} completions"
         return f"{self.max_tokens[phase]:,} tokens"
+
+
+def default_budget(longest: int, sequence_size: int) -> int:
+    """Return twice a rank's part of the longest sequence, so that passes can be filled evenly."""
+    return -(-max(SMALLEST_DEFAULT_BUDGET * sequence_size, 2 * longest) // (1024 * sequence_size)) * 1024
 
 
 def _nearest(value: int, valid: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits, EngineMemory
 from rlplug.interfaces.memory_plan import GPU
-from rlplug.types import GIB
+from rlplug.types import GIB, MeshSizes
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)
 EAGER = ActivationTraits()
@@ -70,10 +71,19 @@ def make_facts(
     **others: Any,
 ) -> MemoryInputs:
     """Return a run of ``rows`` completions a data rank, each as long as possible, with AdamW."""
+    num_gpus = others.pop("num_gpus", 1)
+    mesh = others.setdefault("mesh", MeshSizes(1, num_gpus, 1, 1))
     sizes = Sizes(
-        rows, rows, prompt + completion, completion, others.pop("max_tokens", {"update": 16384, "forward": 32768})
+        rows * mesh.data_size,
+        rows * mesh.data_size,
+        prompt + completion,
+        completion,
+        others.pop("max_tokens", {"update": 16384, "forward": 32768}),
+        sequence_size=mesh.sequence,
+        data_size=mesh.data_size,
     )
-    return MemoryInputs(**({"gpu": H200, "policy": ModelInputs(shape, traits, 8.0), "sizes": sizes} | others))
+    policy = ModelInputs(shape, traits, 8.0, tensor=mesh.tensor)
+    return MemoryInputs(**({"gpu": H200, "policy": policy, "sizes": sizes} | others))
 
 
 def make_engine(share: float = 0.4, shape: ModelShape = LLAMA, longest: int = 768, **others: Any) -> EngineMemory:
@@ -88,3 +98,13 @@ def make_engine(share: float = 0.4, shape: ModelShape = LLAMA, longest: int = 76
         "least_kv_cache": longest * 2 * shape.kv_elements,
     }
     return EngineMemory(**(values | others))
+
+
+def on(gib: float, facts: MemoryInputs) -> MemoryInputs:
+    """Return the run on GPUs of which ``gib`` can be planned with."""
+    total = round(gib / 0.9 * GIB)
+    return replace(facts, gpu=GPU(total, total, is_here=False))
+
+
+AWAKE_SIZES: dict[str, Any] = {"engine": make_engine(0.4), "engine_can_sleep": True, "completions": 1024}
+"""An engine that stays awake, of more completions than its cache holds."""

@@ -109,7 +109,7 @@ def test_a_shortfall_names_phase_numbers_items_and_remedy() -> None:
     assert shortfall(MemoryPlan(run_with()(FAST))) is None
     problem = shortfall(MemoryPlan(run_with(50)(FAST)))
     assert isinstance(problem, ConfigError)
-    for part in ("phase update needs 57.9 GiB", "45.0 of 50.0", "activations 30.0", "max_tokens_per_gpu: 8192"):
+    for part in ("phase update needs 57.9 GiB", "45.0 of 50.0", "activations 30.0", "max_tokens_per_gpu: 9216"):
         assert part in str(problem)
 
 

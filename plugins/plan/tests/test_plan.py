@@ -22,7 +22,7 @@ from memory_cases import (
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.plan import MemoryPlan, PlanPhase
 
-from rlplug.types import GIB
+from rlplug.types import GIB, MeshSizes
 
 TOLERANCE = 0.1
 
@@ -42,7 +42,7 @@ def vocabulary(**others: Any) -> MemoryInputs:
 
 
 GATHERS_ONCE = {"reshard_after_forward": False}
-LONG = {"rows": 2, "prompt": 256, "completion": 16128, "shards": 4, "num_gpus": 4, "sync_every_micro_batch": True}
+LONG = {"rows": 2, "prompt": 256, "completion": 16128, "num_gpus": 4, "sync_every_micro_batch": True}
 CASES = [
     Measured("plain", 70.5, make_facts(traits=EAGER)),
     Measured("fused", 65.1, make_facts(traits=replace(EAGER, logits_chunk=4096))),
@@ -52,8 +52,8 @@ CASES = [
     Measured("liger+fused, reshard false", 57.3, make_facts(**GATHERS_ONCE)),
     Measured("checkpointing", 29.0, make_facts(traits=replace(FUSED, recompute="all"))),
     Measured("selective", 47.7, make_facts(traits=replace(FUSED, recompute="all_but_products"))),
-    Measured("4 GPUs", 40.2, make_facts(shards=4, num_gpus=4)),
-    Measured("4 GPUs, reshard false", 43.1, make_facts(shards=4, num_gpus=4, **GATHERS_ONCE)),
+    Measured("4 GPUs", 40.2, make_facts(num_gpus=4)),
+    Measured("4 GPUs, reshard false", 43.1, make_facts(num_gpus=4, **GATHERS_ONCE)),
     Measured("8B, 16k", 114.1, make_facts(QWEN, **LONG)),
     Measured("8B, 64k on sequence: 4", 118.6, None),  # type: ignore[arg-type] - filled below
     Measured("vocabulary, plain", 27.7, vocabulary(traits=EAGER)),
@@ -70,8 +70,8 @@ CASES = [
     Measured("logprobs, reshard false", 10.7, make_facts(logprobs_every_step=False, **GATHERS_ONCE), "logprobs"),
     Measured("logprobs after an update", 20.6, make_facts(), "logprobs"),
 ]
-WIDE = make_facts(QWEN, **(LONG | {"rows": 4, "completion": 65280}))
-CASES[11] = replace(CASES[11], facts=replace(WIDE, sizes=replace(WIDE.sizes, sequence_size=4)))
+WIDE = make_facts(QWEN, **(LONG | {"rows": 4, "completion": 65280, "mesh": MeshSizes(1, 1, 4, 1)}))
+CASES[11] = replace(CASES[11], facts=WIDE)
 
 
 def with_filled_budgets(facts: MemoryInputs) -> MemoryInputs:
@@ -83,7 +83,7 @@ def with_filled_budgets(facts: MemoryInputs) -> MemoryInputs:
         return -(-rows // num_passes) * sizes.longest // sizes.sequence_size
 
     update, forward = sizes.max_tokens["update"], sizes.max_tokens["forward"]
-    budgets: Any = {"update": filled(sizes.update_rows, update), "forward": filled(sizes.forward_rows, forward)}
+    budgets: Any = {"update": filled(sizes.rows("update"), update), "forward": filled(sizes.rows("forward"), forward)}
     return replace(facts, sizes=replace(sizes, max_tokens=budgets))
 
 
@@ -160,9 +160,9 @@ def test_policy_and_critic_take_turns() -> None:
 
 def test_gradients_are_whole_between_micro_batches_alone() -> None:
     whole, part = 4 * LLAMA.parameters, LLAMA.parameters
-    assert items(make_facts(shards=4), "update")["gradients"] == whole
-    assert items(make_facts(shards=4, sync_every_micro_batch=True), "update")["gradients"] == part
-    assert items(make_facts(shards=4, rows=8), "update")["gradients"] == part
+    assert items(make_facts(num_gpus=4), "update")["gradients"] == whole
+    assert items(make_facts(num_gpus=4, sync_every_micro_batch=True), "update")["gradients"] == part
+    assert items(make_facts(num_gpus=4, rows=8), "update")["gradients"] == part
 
 
 def test_libraries_are_no_part_of_what_torch_counts() -> None:

@@ -6,23 +6,17 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
+from memory_cases import AWAKE_SIZES, EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts, on
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.levers import LEVERS, OFFLOADS
 from rlplug_plan.plan import MemoryPlan
-from rlplug_plan.recommendations import recommendations
-from rlplug_plan.remedies import OFFLOADS, fused_logprobs, smallest_change, with_budget, with_share
+from rlplug_plan.remedies import smallest_change
+from rlplug_plan.resize import with_budget
 
 from rlplug.interfaces.memory_plan import GPU
-from rlplug.types import GIB
+from rlplug.types import MeshSizes
 
-
-def on(gib: float, facts: MemoryInputs) -> MemoryInputs:
-    """Return the run on GPUs of which ``gib`` can be planned with."""
-    total = round(gib / 0.9 * GIB)
-    return replace(facts, gpu=GPU(total, total, is_here=False))
-
-
-AWAKE = make_facts(engine=make_engine(0.4), engine_can_sleep=True)
+AWAKE = make_facts(**AWAKE_SIZES)
 ASLEEP = replace(AWAKE, sleeps=True)
 BUDGET = "model.batch.max_tokens_per_gpu"
 CASES = {
@@ -35,7 +29,7 @@ CASES = {
     # 57.3 + 0.6 without the logits of 16,384 tokens
     "kept logits": (on(58.4, make_facts(traits=replace(FUSED, keeps_logits=True))), ["recompute: true"]),
     "engine": (on(100, make_facts(engine=make_engine(0.4))), ["gpu_memory_utilization: 0.37"]),
-    "budget": (on(45, make_facts()), [f"{BUDGET}: 8192"]),
+    "budget": (on(45, make_facts()), [f"{BUDGET}: 9216"]),
     "smaller budget": (on(33, make_facts()), [f"{BUDGET}: 2048"]),
     "checkpointing": (on(31, make_facts(completion=16128, rows=4)), ["GradientCheckpointing in"]),
 }
@@ -71,7 +65,8 @@ def random_run(seed: int) -> MemoryInputs:
         traits=random.choice([EAGER, FUSED]),
     )
     num_gpus = random.choice([1, 2, 8])
-    facts = replace(facts, num_gpus=num_gpus, shards=num_gpus, offload=random.choice(OFFLOADS))
+    mesh = MeshSizes(1, num_gpus, 1, 1)
+    facts = replace(facts, mesh=mesh, offload=random.choice(OFFLOADS))
     if random.random() < 0.7:
         engine = make_engine(random.choice([0.05, 0.2, 0.6]), shape)
         if random.random() < 0.5:
@@ -101,7 +96,7 @@ def test_fewer_completions_at_once_make_an_engine_without_a_share_fit() -> None:
 
 def test_more_gpus_come_last_and_as_few_as_can_be() -> None:
     found = smallest_change(on(20, make_facts()))
-    assert found[-1].startswith("2 GPUs")
+    assert found[0].startswith("2 GPUs")
 
 
 def test_a_model_that_no_number_of_gpus_holds_has_no_remedy() -> None:
@@ -116,42 +111,7 @@ def test_an_engine_is_made_no_smaller_than_one_sequence() -> None:
 
 def test_the_reference_fuses_its_logits_too() -> None:
     logits = replace(FUSED, logits_chunk=None)
-    (change,) = fused_logprobs(make_facts(traits=logits, reference=ModelInputs(LLAMA, logits)))
-    assert change.facts.policy.traits == FUSED
-    assert change.facts.reference == ModelInputs(LLAMA, FUSED)
-
-
-# ---- recommendations ------------------------------------------------------------------------------------------------
-
-
-def recommended(facts: MemoryInputs, key: str) -> str:
-    (line,) = [line for line in recommendations(facts) if key in line]
-    return line
-
-
-def test_the_share_holds_all_completions_and_says_how_full_the_cache_is() -> None:
-    facts = make_facts(engine=make_engine(0.4), completions=128)
-    line = recommended(facts, "utilization")
-    # 128 x 768 x 196,608 bytes = 18.0 GiB, weights 3.2, passes 1.0: 22.2 of 139.8
-    assert ": 0.16; its KV cache of 18.2 GiB holds all 128 completions" in line
-    assert "which use 99%" in line
-
-
-def test_a_share_that_cannot_hold_them_is_the_largest_that_fits() -> None:
-    facts = make_facts(engine=make_engine(0.4), completions=1024)
-    line = recommended(facts, "utilization")
-    assert "the most that fits" in line
-    share = float(line.split(": ")[1].split(",")[0])
-    assert MemoryPlan(with_share(facts, share)).fits
-    assert not MemoryPlan(with_share(facts, share + 0.01)).fits
-
-
-def test_the_budget_is_the_largest_that_fits() -> None:
-    budget = int(recommended(on(80, make_facts()), BUDGET).rpartition(" ")[2])
-    assert MemoryPlan(with_budget(on(80, make_facts()), budget)).fits
-    assert not MemoryPlan(with_budget(on(80, make_facts()), budget + 2048)).fits
-
-
-def test_offload_is_recommended_as_far_as_it_is_needed() -> None:
-    assert recommended(replace(AWAKE, offload="optimizer"), "offload").endswith("none is enough")
-    assert recommended(on(65, ASLEEP), "offload").endswith("optimizer is enough")
+    (fused,) = [lever for lever in LEVERS if lever.name == "fused"]
+    facts = fused.apply(make_facts(traits=logits, reference=ModelInputs(LLAMA, logits)), "FusedLogprobs")
+    assert facts.policy.traits == FUSED
+    assert facts.reference == ModelInputs(LLAMA, FUSED)

@@ -12,7 +12,7 @@ from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.types import GIB
 from rlplug_plan.inputs import MemoryInputs
 from rlplug_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
-from rlplug_plan.remedies import smallest_change
+from rlplug_plan.remedies import find_remedies
 
 NUM_LARGEST: Final = 3
 
@@ -87,12 +87,19 @@ def shortfall(plan: MemoryPlan) -> ConfigError | None:
     phase, gpu = plan.tightest, plan.facts.gpu
     items = sorted(plan.phases[phase].items(), key=lambda pair: pair[1].num_bytes, reverse=True)[:NUM_LARGEST]
     largest = ", ".join(f"{name} {item.num_bytes / GIB:.1f}" for name, item in items)
-    changes = smallest_change(plan.facts)
-    remedy = f"Smallest change that makes it fit: {'; and '.join(changes)}."
-    if not changes:
-        remedy = "No option makes it fit: take a smaller model, shorter sequences, or larger GPUs."
     return ConfigError(
         f"the run does not fit into GPU memory: its phase {phase} needs {plan.need(phase) / GIB:.1f} GiB, and "
-        f"{gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be planned with. Largest: {largest}. {remedy} "
-        "model.memory.on_shortfall: warn lets it run as it is."
+        f"{gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be planned with. Largest: {largest}. "
+        f"{remedy(plan.facts)} model.memory.on_shortfall: warn lets it run as it is."
     )
+
+
+def remedy(facts: MemoryInputs) -> str:
+    """Return a sentence with the smallest change that makes a run fit, or with alternatives and what each costs."""
+    remedies = find_remedies(facts)
+    if not remedies:
+        return "No option makes it fit: take a smaller model, shorter sequences, or larger GPUs."
+    if len(remedies) == 1:
+        return f"Smallest change that makes it fit: {remedies[0].text}."
+    numbered = "; ".join(f"({number}) {each.text}" for number, each in enumerate(remedies, 1))
+    return f"Nothing makes it fit that trains the same on as many GPUs. One of these does: {numbered}."

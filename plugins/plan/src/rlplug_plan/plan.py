@@ -19,6 +19,7 @@ from rlplug_plan.activations import (
 from rlplug_plan.inputs import NCCL_BYTES, MemoryInputs, ModelInputs
 
 PHASES: Final = PLAN_PHASES
+LARGEST_FIRST: Final[tuple[PlanPhase, ...]] = ("update", "rollout", "logprobs", "sync")
 CUDA: Final = "CUDA, libraries"
 WEIGHTS: Final = "weights, float32"
 ADAPTED: Final = "frozen weights, adapters"
@@ -69,8 +70,7 @@ class MemoryPlan:
         return {phase: self._items(phase) for phase in PHASES}
 
     def need(self, phase: PlanPhase) -> int:
-        planned = sum(item.num_bytes for item in self.phases[phase].values())
-        return int(planned * self.facts.scales.get(phase, 1.0))
+        return self._need(phase, self.phases[phase])
 
     def allocated(self, phase: PlanPhase) -> int:
         """Return the part that torch counts: neither CUDA's own memory nor the engine's."""
@@ -87,7 +87,11 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.headroom(self.tightest) >= 0
+        capacity = self.facts.gpu.capacity
+        return all(self._need(phase, self._items(phase)) <= capacity for phase in LARGEST_FIRST)
+
+    def _need(self, phase: PlanPhase, items: Items) -> int:
+        return int(sum(item.num_bytes for item in items.values()) * self.facts.scales.get(phase, 1.0))
 
     # ---- items ----------------------------------------------------------------------------------------------------
 

@@ -1,80 +1,233 @@
-"""Recommendations of the memory plan: the engine's share of the GPU, the token budget, and what to offload."""
+"""Recommendations of the memory plan, which fit together: the engine's sleep, GPUs and share, budgets, and offload."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from rlplug.interfaces.memory import PlanPhase
 from rlplug.types import GIB
 from rlplug_plan.inputs import MemoryInputs
-from rlplug_plan.plan import PHASES, MemoryPlan
-from rlplug_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
+from rlplug_plan.levers import GPUS, LEVERS, OFFLOADS, TRAINING
+from rlplug_plan.plan import MemoryPlan
+from rlplug_plan.remedies import find_remedies
+from rlplug_plan.resize import (
+    BUDGET_STEP,
+    ENGINE_OPTIONS,
+    share_of,
+    with_budget,
+    with_engine_gpus,
+    with_forward_budget,
+    with_rows,
+    with_share,
+)
 
-BUDGET_STEP: Final = 1024
+GAIN: Final = 1.1
+"""How much larger a cache or a pass must become for an engine that sleeps, or more offload, to be recommended."""
+SLEEP: Final = "model.memory.sleep_between_rollouts"
+OTHER_KINDS: Final = frozenset(lever.name for lever in (*TRAINING, GPUS))
 
 
-def recommendations(facts: MemoryInputs) -> list[str]:
-    """Return lines for what can be chosen, each beside what the run has."""
-    return [line for line in (_engine_share(facts), _token_budget(facts), _offload(facts)) if line is not None]
+@dataclass(frozen=True)
+class Recommendation:
+    """A key and the value that it should have, beside the others' values."""
+
+    key: str
+    value: Any
+    says: str
+    """The value in words, and why."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.key}: {self.says}"
 
 
-def _engine_share(facts: MemoryInputs) -> str | None:
-    """Recommend a KV cache that holds all completions of an engine at once, or the largest that fits."""
+@dataclass(frozen=True)
+class Tuned:
+    """A run with the largest sizes that fit together, with an engine that sleeps or does not."""
+
+    facts: MemoryInputs
+    holds: float
+    """Share of the completions of a step that the engine's cache holds at once; 1 where its size is not an option."""
+    has_room: bool
+    """Whether any share leaves room for the trainer and one sequence."""
+
+    @property
+    def size(self) -> int:
+        """Tokens of an update pass, or rows."""
+        sizes = self.facts.sizes
+        return sizes.max_tokens["update"] if sizes.micro_batch_size is None else sizes.micro_batch_size
+
+    def is_better(self, other: Tuned) -> bool:
+        """Return whether the cache or the passes are larger by a tenth than the other's, and neither is smaller."""
+        pairs = ((self.holds, other.holds), (self.size, other.size))
+        return all(mine >= others for mine, others in pairs) and any(mine >= GAIN * others for mine, others in pairs)
+
+
+def recommendations(facts: MemoryInputs) -> list[Recommendation]:
+    """Return what can be chosen, for a run that fits, or for one after the smallest change that makes it fit.
+
+    All values fit together. There is none where nothing fits, or only with other training or more GPUs.
+    """
+    base = _fitting(facts)
+    if base is None:
+        return []
+    tuned = first = _tuned(base)
+    for sleeps in (False, True) if base.engine_can_sleep and not base.sleeps else (base.sleeps,):
+        for mode in OFFLOADS[OFFLOADS.index(base.offload) :]:  # the cheapest first
+            changed = _tuned(replace(base, sleeps=sleeps, offload=mode))
+            tuned = changed if changed.is_better(tuned) else tuned
+    found = [] if tuned.facts.sleeps == base.sleeps else [_sleep(first)]
+    return [*found, *_engine(base, tuned), *_passes(base, tuned.facts), _offload(base, tuned.facts)]
+
+
+def _fitting(facts: MemoryInputs) -> MemoryInputs | None:
+    if MemoryPlan(facts).fits:
+        return facts
+    first = next(iter(find_remedies(facts)), None)
+    if first is None or OTHER_KINDS & {setting.name for setting in first.settings}:
+        return None
+    return first.facts if MemoryPlan(first.facts).fits else None
+
+
+def _tuned(facts: MemoryInputs) -> Tuned:
+    """Return the run with fewer GPUs an engine where they hold as much, then the share, then passes as large as fit."""
+    facts = _smallest_engine(facts)
+    facts, has_room = _with_share(facts)
+    if has_room:
+        facts = _with_passes(facts)
+        facts = _with_forward(facts)
+    holds = 1.0
+    if facts.engine is not None and facts.wanted_kv_cache:
+        holds = min(1.0, facts.engine.kv_cache / facts.wanted_kv_cache)
+    return Tuned(facts, holds, has_room)
+
+
+# ---- the engine ---------------------------------------------------------------------------------------------------
+
+
+def _smallest_engine(facts: MemoryInputs) -> MemoryInputs:
+    if facts.engine is None or facts.engine.least_kv_cache is None:
+        return facts
+    for number in range(1, facts.engine_gpus):
+        if facts.engine_gpus % number == 0:
+            changed = with_engine_gpus(facts, number)
+            share = share_of(changed, changed.wanted_kv_cache)
+            if share <= 1 and MemoryPlan(with_share(changed, share)).fits:
+                return changed
+    return facts
+
+
+def _with_share(facts: MemoryInputs) -> tuple[MemoryInputs, bool]:
+    """Return the run with a cache that holds all completions, or the largest that fits, and whether one does."""
     engine = facts.engine
     if engine is None or engine.least_kv_cache is None:
-        return None
-    wanted = max(facts.completions * facts.sizes.longest * engine.kv_bytes_per_token, engine.least_kv_cache)
-    key = f"{ENGINE_OPTIONS}.{engine.share_key}"
-    share = math.ceil(100 * (engine.share_base + wanted) / facts.gpu.total) / 100
-    while share > 0 and not (share <= 1 and _has_room(with_share(facts, share))):
-        share = round(share - 0.01, 2)
-    changed = with_share(facts, share)
-    cache = 0 if changed.engine is None else changed.engine.kv_cache
-    if cache < engine.least_kv_cache:
-        return f"{key}: no share leaves room for the trainer and one sequence"
-    used, cached = wanted / cache, f"its KV cache of {cache / GIB:.1f} GiB holds"
-    if used > 1:
-        num_held = f"{int(facts.completions / used)} of a step's {facts.completions} completions"
-        return f"{key}: {share:.2f}, the most that fits; {cached} {num_held} at once"
-    awake = facts.sleeps and MemoryPlan(replace(changed, sleeps=False)).fits
-    return (
-        f"{key}: {share:.2f}; {cached} all {facts.completions} completions of a step, which use {used:.0%}"
-        + ", and the engine need not sleep" * awake
+        return facts, True
+    most = min(100, round(100 * share_of(facts, facts.wanted_kv_cache)))
+    least = round(100 * share_of(facts, engine.least_kv_cache))
+    for hundredths in range(most, least - 1, -1):
+        changed = with_share(facts, hundredths / 100)
+        if MemoryPlan(changed).fits:
+            return changed, True
+    return facts, False
+
+
+def _sleep(awake: Tuned) -> Recommendation:
+    held = f"a cache for {awake.holds:.0%} of a step's completions and " if awake.facts.wanted_kv_cache else ""
+    unit = "tokens" if awake.facts.sizes.micro_batch_size is None else "completions"
+    return Recommendation(
+        SLEEP, True, f"true, for what follows; awake, {held}{awake.size:,} {unit} a pass are the most"
     )
 
 
-def _has_room(facts: MemoryInputs) -> bool:
-    """Return whether the phases fit in which the engine's cache is there."""
-    phases: Sequence[PlanPhase] = ("rollout",) if facts.sleeps else PHASES
-    return all(MemoryPlan(facts).headroom(phase) >= 0 for phase in phases)
+def _engine(before: MemoryInputs, tuned: Tuned) -> list[Recommendation]:
+    after, engine, found = tuned.facts, tuned.facts.engine, []
+    if engine is None or engine.least_kv_cache is None:
+        return []
+    if after.engine_gpus < before.engine_gpus:
+        size, key = after.engine_gpus, f"{ENGINE_OPTIONS}.tensor_parallel_size"
+        cost = _cost("engine GPUs", after)
+        found.append(Recommendation(key, size, f"{size} fits; {before.engine_gpus} took {cost}"))
+    key, share = f"{ENGINE_OPTIONS}.{engine.share_key}", share_of(after, engine.kv_cache)
+    if not tuned.has_room:
+        return [*found, Recommendation(key, None, "no share leaves room for the trainer and one sequence")]
+    cached = f"its KV cache of {engine.kv_cache / GIB:.1f} GiB holds"
+    used = after.wanted_kv_cache / engine.kv_cache
+    if used > 1:
+        held = f"{int(after.completions / used)} of a step's {after.completions} completions at once"
+        return [*found, Recommendation(key, share, f"{share:.2f}, the most that fits; {cached} {held}")]
+    awake = after.sleeps and before.sleeps and MemoryPlan(replace(after, sleeps=False)).fits
+    rest = ", and the engine need not sleep" * awake
+    says = f"{share:.2f}; {cached} all {after.completions} completions of a step, which use {used:.0%}{rest}"
+    return [*found, Recommendation(key, share, says)]
 
 
-def _token_budget(facts: MemoryInputs) -> str | None:
-    """Recommend the largest budget that fits, up to a mini-batch in one pass."""
+def _cost(name: str, facts: MemoryInputs) -> str:
+    return next(lever.cost_of(facts) for lever in LEVERS if lever.name == name)
+
+
+# ---- passes and offload ---------------------------------------------------------------------------------------------
+
+
+def _with_passes(facts: MemoryInputs) -> MemoryInputs:
+    """Return the run with the largest update passes that fit, up to a mini-batch in one."""
     sizes = facts.sizes
     if sizes.micro_batch_size is not None:
-        return None
-    least = -(-sizes.longest // sizes.sequence_size)
-    most = max(least, sizes.update_rows * sizes.longest // sizes.sequence_size)
-    low, high = 0, -(-most // BUDGET_STEP)
-    while low < high:  # the largest multiple of 1024 that fits
+        return _largest(facts, range(sizes.micro_batch_size, sizes.rows("update") + 1), with_rows)
+    most = sizes.rows("update") * sizes.longest // sizes.sequence_size
+    return _largest(facts, _budgets(sizes.max_tokens["update"], most), with_budget)
+
+
+def _with_forward(facts: MemoryInputs) -> MemoryInputs:
+    sizes = facts.sizes
+    runs_forward = facts.logprobs_every_step or facts.reference is not None or facts.critic is not None
+    if sizes.micro_batch_size is not None or not runs_forward:
+        return facts
+    most = sizes.rows("forward") * sizes.longest // sizes.sequence_size
+    budgets = _budgets(sizes.max_tokens["forward"], most)
+    return _largest(facts, budgets, with_forward_budget)
+
+
+def _budgets(now: int, most: int) -> Sequence[int]:
+    """Return the multiples of 1,024 above ``now``, until all rows are in one pass."""
+    return range((now // BUDGET_STEP + 1) * BUDGET_STEP, -(-most // BUDGET_STEP) * BUDGET_STEP + 1, BUDGET_STEP)
+
+
+def _largest(
+    facts: MemoryInputs, values: Sequence[int], change: Callable[[MemoryInputs, int], MemoryInputs]
+) -> MemoryInputs:
+    """Return the run with the largest of rising ``values`` that fits; as it is where none does."""
+    low, high = 0, len(values)
+    while low < high:
         middle = (low + high + 1) // 2
-        if MemoryPlan(with_budget(facts, max(middle * BUDGET_STEP, least))).fits:
+        if MemoryPlan(change(facts, values[middle - 1])).fits:
             low = middle
         else:
             high = middle - 1
-    budget = low * BUDGET_STEP
-    if budget < least:
-        return None
-    whole = ", a mini-batch in one pass" if budget >= most else ""
-    return f"model.batch.max_tokens_per_gpu: up to {budget}{whole}"
+    return change(facts, values[low - 1]) if low else facts
 
 
-def _offload(facts: MemoryInputs) -> str | None:
-    mode = next((mode for mode in OFFLOADS if MemoryPlan(replace(facts, offload=mode)).fits), None)
-    if mode is None:
-        return None
-    return f"model.memory.offload: {mode}" + (" is enough" if mode != facts.offload else "")
+def _passes(before: MemoryInputs, after: MemoryInputs) -> list[Recommendation]:
+    sizes = after.sizes
+    whole = ", a mini-batch in one pass" * (not sizes.needs_several_passes("update"))
+    if sizes.micro_batch_size is not None:
+        size = sizes.micro_batch_size
+        return [Recommendation("model.batch.micro_batch_size_per_gpu", size, f"up to {size}{whole}")]
+    update, forward = sizes.max_tokens["update"], sizes.max_tokens["forward"]
+    usual = "; twice the longest sequence is usual" * (before.sizes.max_tokens["update"] < 2 * sizes.least_budget)
+    found = [Recommendation("model.batch.max_tokens_per_gpu", update, f"up to {update}{whole}{usual}")]
+    if forward > 2 * update:
+        left = MemoryPlan(with_budget(replace(before, sizes=replace(sizes, forward_is_set=False)), update))
+        says = (
+            f"up to {forward}; with {2 * update}, {left.headroom('logprobs') / GIB:.0f} GiB stay free in those passes"
+        )
+        found.append(Recommendation("model.batch.max_tokens_per_gpu_forward", forward, says))
+    return found
+
+
+def _offload(before: MemoryInputs, after: MemoryInputs) -> Recommendation:
+    mode = next(mode for mode in OFFLOADS if MemoryPlan(replace(after, offload=mode)).fits or mode == after.offload)
+    says = mode
+    if mode != before.offload:
+        says += " is enough" if OFFLOADS.index(mode) < OFFLOADS.index(before.offload) else ", for what is above"
+    return Recommendation("model.memory.offload", mode, says)

@@ -1,42 +1,112 @@
-"""Changes that make a plan fit: the smallest change, and the largest sizes that fit."""
+"""The smallest change that makes a plan fit: a search over the keys of :mod:`rlplug_plan.levers`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from rlplug.distributed.offload import OffloadMode
-from rlplug.interfaces.memory import EngineMemory
 from rlplug.interfaces.memory_plan import RESERVE_SHARE
 from rlplug.types import GIB
-from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.inputs import MemoryInputs
+from rlplug_plan.levers import GPUS, LITTLE, NAMES, OFFLOADS, OPTIMIZATIONS, TRAINING, Lever
 from rlplug_plan.plan import MemoryPlan
 
-CHUNK: Final = 4096
-"""Default of FusedLogprobs."""
 SMALL_SHARE: Final = 0.25
-"""Share of the reserve that a run may lack before more than one change is proposed."""
-LEAST_BUCKET: Final = 64 << 20
-"""Smallest bucket of the weight sync that is proposed, in bytes."""
-MOST_GPUS: Final = 64
-"""Most GPUs that are tried, as a multiple of the run's."""
-OFFLOADS: Final[tuple[OffloadMode, ...]] = ("none", "optimizer", "optimizer_and_weights")
-ENGINE_OPTIONS: Final = "model.rollout.init_args"
+"""Share of the reserve that a run may lack before more than one key is proposed."""
+FEW: Final = 2
+"""Keys up to which every combination is tried; for more, those without which nothing fits are found first."""
+TENSOR: Final = "tensor"
+AXES: Final = frozenset({TENSOR, "sequence"})
+RISING: Final = frozenset({*AXES, "engine GPUs", GPUS.name})
+MIXED: Final = frozenset({*AXES, "passes", "fused"})
+"""Levers that can take more than they save: whole embeddings, gradients between passes, the output layer's gradient."""
+ON_SHORTFALL: Final = "model.memory.on_shortfall"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key and its new value."""
+
+    name: str
+    """Its lever's."""
+    key: str
+    value: Any
+    cost: str
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """The key and its value, as a person sets them."""
+        if self.name == GPUS.name:
+            return f"{self.value} {self.key}"
+        if self.key == OPTIMIZATIONS:
+            return f"{self.value} in {self.key}{self.note}"
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.key}: {value}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key and its new value, in words, and the run after that."""
+    """A value of a lever, and the run before it was set."""
 
-    text: str
+    lever: Lever
+    value: Any
+    before: MemoryInputs
+
+    def setting(self, after: MemoryInputs) -> Setting:
+        """Return its key and what it costs, in the run with all changes."""
+        lever, before = self.lever, self.before
+        return Setting(lever.name, lever.key_of(before), self.value, lever.cost_of(after), lever.note(before))
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One way to make a plan fit."""
+
+    settings: tuple[Setting, ...]
     facts: MemoryInputs
+    """The run with them."""
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return order((setting.name, setting.value) for setting in self.settings)
+
+    @property
+    def text(self) -> str:
+        """All keys, and what they cost."""
+        texts = [f"{setting.text} ({setting.cost})" for setting in self.settings]
+        return ", with ".join([texts[0], " and ".join(texts[1:])]) if len(texts) > 1 else texts[0]
 
 
-Remedy: TypeAlias = Callable[[MemoryInputs], Iterator[Change]]
-"""Yields what it can change, the mildest first."""
+def order(changes: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
+    """Return what sorts changes by size, each as the names of its levers with their values: smaller is less.
+
+    More GPUs are larger than another training, and that than anything else. Then fewer keys are smaller, then those
+    that cost less by the order of :data:`rlplug_plan.levers.LEVERS`, the costliest of each compared first; then milder
+    values, of the costliest key first.
+    """
+    ranked = sorted(((NAMES.index(name), value) for name, value in changes), reverse=True)
+    ranks = [rank for rank, _ in ranked]
+    num_gpus = next((value for rank, value in ranked if NAMES[rank] == GPUS.name), 0)
+    trains_other = any(NAMES[rank] in {lever.name for lever in TRAINING} for rank in ranks)
+    return num_gpus, trains_other, len(ranked), ranks, [_strength(NAMES[rank], value) for rank, value in ranked]
 
 
+def _strength(name: str, value: Any) -> float:
+    """Return how far a value goes: numbers of ranks rise, and all other numbers fall."""
+    if value in OFFLOADS:
+        return OFFLOADS.index(value)
+    if isinstance(value, (bool, str)):
+        return 0
+    return value if name in RISING else -value
+
+
+# ---- the search -------------------------------------------------------------------------------------------------
+
+
+<<<<<<< HEAD
 def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
     """Return what to set so that the plan fits: one thing if one is enough, else as few as possible; or nothing.
 
@@ -46,177 +116,157 @@ def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
     Args:
         facts: The run, which does not fit.
         may_try: Whether that may be proposed: not of a run that was tried.
+=======
+def smallest_change(facts: MemoryInputs) -> list[str]:
+    """Return what to set so that the plan fits, a key each: the smallest remedy; nothing where there is none."""
+    remedies = find_remedies(facts)
+    return [setting.text for setting in remedies[0].settings] if remedies else []
+
+
+def find_remedies(facts: MemoryInputs) -> list[Remedy]:
+    """Return the smallest change that makes the plan fit; where it changes training or hardware, others beside it.
+
+    Before several keys a person would try the run as it is, if little is missing of what the plan holds in reserve.
+    With the same training on the same GPUs there is one, or none. Then up to three are alternatives: another training,
+    as few GPUs as can be, and more GPUs with the fewest other keys.
+>>>>>>> 19d9bee1 (Search for the smallest change, and what fits together)
     """
-    for remedy in REMEDIES:
-        for change in remedy(facts):
-            if MemoryPlan(change.facts).fits:
-                return [change.text]
+    found = _smallest(facts, LITTLE, FEW - 1) or _warning(facts) or _smallest(facts, LITTLE)
+    if found is not None:
+        return [found]
+    trained = [_after(facts, lever, value) for lever in TRAINING for value in lever.values(facts)]
+    others = [remedy for start in trained if (remedy := _smallest(start.facts, LITTLE, start=start)) is not None]
+    larger = [_after(facts, GPUS, number) for number in GPUS.values(facts)]
+    with_gpus = [found for start in larger if (found := _smallest(start.facts, LITTLE, start=start)) is not None]
+    alternatives = [min(others, key=lambda remedy: remedy.order)] if others else []
+    if with_gpus:
+        fewest, simplest = with_gpus[0], min(with_gpus, key=lambda remedy: len(remedy.settings))
+        alternatives += [fewest] if fewest is simplest else [fewest, simplest]
+    return alternatives
+
+
+def _warning(facts: MemoryInputs) -> Remedy | None:
     missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
     reserve = int(RESERVE_SHARE * facts.gpu.total)
+<<<<<<< HEAD
     if may_try and missing <= SMALL_SHARE * reserve:
         return [
             f"model.memory.on_shortfall: warn, since {missing / GIB:.2f} GiB are missing and the plan holds "
             f"{reserve / GIB:.2f} in reserve"
         ]
     return _together(facts, REMEDIES) or _together(facts, (*REMEDIES, more_gpus))
+=======
+    if missing > SMALL_SHARE * reserve:
+        return None
+    cost = f"{missing / GIB:.2f} GiB are missing and the plan holds {reserve / GIB:.2f} in reserve"
+    return Remedy((Setting("warn", ON_SHORTFALL, "warn", cost),), facts)
+>>>>>>> 19d9bee1 (Search for the smallest change, and what fits together)
 
 
-def _together(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str]:
-    """Apply all remedies, but for those without which it fits as well, on as many GPUs; nothing when all fall short."""
-    chosen, texts = list(remedies), _applied(facts, remedies)
-    if texts is None:
-        return []
-    for remedy in reversed(remedies):  # what costs most goes first
-        fewer = [other for other in chosen if other is not remedy]
-        found = _applied(facts, fewer)
-        if found is not None and (more_gpus not in remedies or found[-1] == texts[-1]):
-            chosen, texts = fewer, found
-    return texts
-
-
-def _applied(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str] | None:
-    """Apply each at its strongest, the last at the mildest that fits; ``None`` when all together are too little."""
-    texts: list[str] = []
-    for remedy in remedies:
-        strongest: Change | None = None
-        for strongest in remedy(facts):
-            if MemoryPlan(strongest.facts).fits:
-                return [*texts, strongest.text]
-        if strongest is not None:
-            texts.append(strongest.text)
-            facts = strongest.facts
+def _smallest(
+    facts: MemoryInputs, levers: Sequence[Lever], most: int | None = None, start: Remedy | None = None
+) -> Remedy | None:
+    """Return the smallest remedy with the keys of ``levers``, at most ``most`` of them, besides those of ``start``."""
+    start = Remedy((), facts) if start is None else start
+    if start.settings and MemoryPlan(facts).fits:
+        return start
+    most = len(levers) if most is None else most
+    needed: frozenset[Lever] = frozenset()
+    for count in range(1, most + 1):
+        if count == FEW + 1:
+            applied = sorted(levers, key=_step)
+            if not _can_fit(facts, applied):
+                return None
+            without = {lever: [each for each in applied if each is not lever] for lever in levers}
+            needed = frozenset(lever for lever, others in without.items() if not _can_fit(facts, others))
+        for chosen in _combinations(levers, needed, count):
+            found = _mildest(start, chosen)
+            if found is not None:
+                return found
     return None
 
 
-# ---- in the order of what they cost ---------------------------------------------------------------------------------
+def _combinations(levers: Sequence[Lever], needed: frozenset[Lever], count: int) -> list[list[Lever]]:
+    """Return all combinations with ``needed``, the costliest lever of each last, in the order of :func:`order`."""
+    others = [index for index, lever in enumerate(levers) if lever not in needed]
+    always = [index for index, lever in enumerate(levers) if lever in needed]
+    if count < len(always):
+        return []
+    found = [sorted([*always, *more], reverse=True) for more in itertools.combinations(others, count - len(always))]
+    return [[levers[index] for index in reversed(indices)] for indices in sorted(found)]
 
 
-def smaller_buckets(facts: MemoryInputs) -> Iterator[Change]:
-    for num_bytes in _halves(facts.bucket_bytes, LEAST_BUCKET):
-        yield Change(f"model.weight_sync.bucket_mib: {num_bytes >> 20}", replace(facts, bucket_bytes=num_bytes))
+def _mildest(start: Remedy, levers: Sequence[Lever]) -> Remedy | None:
+    """Return the run with the mildest values of all ``levers`` that fit, of the costliest first."""
+    values: dict[Lever, Any] = {}
+    applied = sorted(levers, key=_step)
+    if _fitting(start.facts, applied, values) is None:
+        return None
+    for lever in reversed(levers):
+        path = _fitting(start.facts, applied, values, lever)
+        assert path is not None
+        values[lever] = next(change.value for change in path if change.lever is lever)
+    path = _fitting(start.facts, applied, values)
+    assert path is not None
+    return _remedy(start, levers, path)
 
 
-def sleep(facts: MemoryInputs) -> Iterator[Change]:
-    if facts.engine_can_sleep and not facts.sleeps:
-        yield Change("model.memory.sleep_between_rollouts: true", replace(facts, sleeps=True))
+def _fitting(
+    facts: MemoryInputs, levers: Sequence[Lever], values: Mapping[Lever, Any], varied: Lever | None = None
+) -> list[Change] | None:
+    """Return changes of all ``levers`` with which the run fits: those of ``values``, the mildest of ``varied``.
+
+    Others take any of the values that :func:`_best_values` returns.
+    """
+    if not levers:
+        return [] if MemoryPlan(facts).fits else None
+    first, possible = levers[0], levers[0].values(facts)
+    if first in values:
+        possible = [value for value in possible if value == values[first]]
+    elif first is not varied:
+        possible = _best_values(first, facts)
+    for value in possible:
+        rest = _fitting(first.apply(facts, value), levers[1:], values, varied)
+        if rest is not None:
+            return [Change(first, value, facts), *rest]
+    return None
 
 
-def offload(facts: MemoryInputs) -> Iterator[Change]:
-    for mode in OFFLOADS[OFFLOADS.index(facts.offload) + 1 :]:
-        yield Change(f"model.memory.offload: {mode}", replace(facts, offload=mode))
+def _can_fit(facts: MemoryInputs, levers: Sequence[Lever]) -> bool:
+    """Return whether the run fits with all levers that apply at their strongest, and with or without those of MIXED."""
+    if not levers:
+        return MemoryPlan(facts).fits
+    first, *rest = levers
+    values = _best_values(first, facts)
+    is_optional = first.name in MIXED or not values
+    return any(_can_fit(first.apply(facts, value), rest) for value in values) or (is_optional and _can_fit(facts, rest))
 
 
-def fused_logprobs(facts: MemoryInputs) -> Iterator[Change]:
-    traits = facts.policy.traits
-    if traits.logits_chunk is not None and not traits.keeps_logits:
-        return
-
-    def fused(network: ModelInputs) -> ModelInputs:
-        chunk = network.traits.logits_chunk or CHUNK
-        return replace(network, traits=replace(network.traits, logits_chunk=chunk, keeps_logits=False))
-
-    reference = None if facts.reference is None else fused(facts.reference)
-    changed = replace(facts, policy=fused(facts.policy), reference=reference)
-    yield Change(f"FusedLogprobs in model.optimizations{', with recompute: true' * traits.keeps_logits}", changed)
+def _best_values(lever: Lever, facts: MemoryInputs) -> list[Any]:
+    """Return the values with which the run may take least: the strongest, and others where that can take more."""
+    values, sizes = list(lever.values(facts)), facts.sizes
+    if lever.name in AXES:
+        return values[::-1]
+    best = values[-1:]
+    if lever.name == "passes" and sizes.micro_batch_size is None:  # below it, gradients are whole between passes
+        whole = [value for value in values if value * sizes.sequence_size >= sizes.rows("update") * sizes.longest]
+        best += whole[-1:]
+    return best
 
 
-def smaller_engine(facts: MemoryInputs) -> Iterator[Change]:
-    engine = facts.engine
-    if engine is None or engine.least_kv_cache is None or engine.kv_cache <= engine.least_kv_cache:
-        return
-    missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
-    for kv_cache in (engine.kv_cache - missing, engine.least_kv_cache):
-        share = _share(facts, engine, kv_cache)
-        changed = with_share(facts, share)
-        assert changed.engine is not None
-        if engine.least_kv_cache <= changed.engine.kv_cache < engine.kv_cache:
-            yield Change(f"{ENGINE_OPTIONS}.{engine.share_key}: {share:.2f}", changed)
+def _step(lever: Lever) -> tuple[int, int]:
+    """Return what sorts levers as they are applied: first what other values depend on, the tensor axis before all."""
+    return (0 if lever.name == TENSOR else 1 if lever.comes_first else 2, NAMES.index(lever.name))
 
 
-def fewer_rows(facts: MemoryInputs) -> Iterator[Change]:
-    engine = facts.engine
-    if engine is None:
-        return
-    for rows in _halves(engine.rows, 1):
-        sizes = {name: getattr(engine, name) * rows // engine.rows for name in ("kv_cache", "other")}
-        changed = replace(facts, engine=replace(engine, rows=rows, **sizes))
-        yield Change(f"{ENGINE_OPTIONS}.{engine.rows_key}: {rows}", changed)
+def _after(facts: MemoryInputs, lever: Lever, value: Any) -> Remedy:
+    return _remedy(Remedy((), facts), [lever], [Change(lever, value, facts)])
 
 
-def smaller_passes(facts: MemoryInputs) -> Iterator[Change]:
-    sizes = facts.sizes
-    if sizes.micro_batch_size is not None:
-        for number in _halves(sizes.micro_batch_size, 1):
-            changed = replace(facts, sizes=replace(sizes, micro_batch_size=number))
-            yield Change(f"model.batch.micro_batch_size_per_gpu: {number}", changed)
-        return
-    for budget in _halves(sizes.max_tokens["update"], -(-sizes.longest // sizes.sequence_size)):
-        yield Change(f"model.batch.max_tokens_per_gpu: {budget}", with_budget(facts, budget))
-
-
-def checkpointing(facts: MemoryInputs) -> Iterator[Change]:
-    if facts.policy.traits.recompute == "all" and facts.policy.traits.recompute_every == 1:
-        return
-
-    def recomputed(network: ModelInputs) -> ModelInputs:
-        return replace(network, traits=replace(network.traits, recompute="all", recompute_every=1))
-
-    critic = None if facts.critic is None else recomputed(facts.critic)
-    name = "GradientCheckpointing in model.optimizations"
-    if facts.policy.traits.recompute == "all_but_products":
-        name += ", in place of SelectiveCheckpointing"
-    yield Change(name, replace(facts, policy=recomputed(facts.policy), critic=critic))
-
-
-def more_gpus(facts: MemoryInputs) -> Iterator[Change]:
-    """Split weights and rows over more ranks; an engine of several GPUs stays one."""
-    times = 2
-    while times <= MOST_GPUS:
-        sizes = facts.sizes
-        rows = {name: -(-getattr(sizes, name) // times) for name in ("update_rows", "forward_rows")}
-        changed = replace(
-            facts, num_gpus=times * facts.num_gpus, shards=times * facts.shards, sizes=replace(sizes, **rows)
-        )
-        yield Change(f"{changed.num_gpus} GPUs (trainer.devices, trainer.num_nodes)", changed)
-        times *= 2
-
-
-REMEDIES: Final[tuple[Remedy, ...]] = (
-    smaller_buckets,
-    sleep,
-    offload,
-    fused_logprobs,
-    smaller_engine,
-    fewer_rows,
-    smaller_passes,
-    checkpointing,
-)
-
-
-# ---- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def with_share(facts: MemoryInputs, share: float) -> MemoryInputs:
-    """Return the run with another share of the GPU for the engine."""
-    assert facts.engine is not None
-    kv_cache = int(share * facts.gpu.total) - facts.engine.share_base
-    return replace(facts, engine=replace(facts.engine, kv_cache=kv_cache))
-
-
-def with_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
-    """Return the run with another ``max_tokens_per_gpu``, and twice that in forward-only passes, as by default."""
-    return replace(facts, sizes=replace(facts.sizes, max_tokens={"update": budget, "forward": 2 * budget}))
-
-
-def _share(facts: MemoryInputs, engine: EngineMemory, kv_cache: int) -> float:
-    """Return the share in hundredths, rounded down unless the cache would be too small."""
-    least = engine.least_kv_cache or 0
-    hundredths = 100 * (engine.share_base + max(kv_cache, least)) / facts.gpu.total
-    return (int(hundredths) + (kv_cache <= least)) / 100
-
-
-def _halves(value: int, least: int) -> Iterator[int]:
-    """Yield half of ``value``, a quarter and so on, and ``least`` in the end."""
-    while value > least:
-        value = max(value // 2, least)
-        yield value
+def _remedy(start: Remedy, levers: Sequence[Lever], path: Sequence[Change]) -> Remedy:
+    """Return ``start`` and the changes of ``path``, said in the order of ``levers``."""
+    last = path[-1]
+    facts = last.lever.apply(last.before, last.value)
+    by_lever = {change.lever: change for change in path}
+    settings = [by_lever[lever].setting(facts) for lever in levers]
+    return Remedy((*start.settings, *settings), facts)

@@ -20,18 +20,20 @@ from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import FP8Weights
 from rlplug.models.critic.network import empty_critic
+from rlplug.models.hf_files import read_config
 from rlplug.models.loading import empty_model
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_plan.decisions import Decisions, decide
-from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
+from rlplug_plan.inputs import MemoryInputs, ModelInputs, Possible, Sizes
 from rlplug_plan.model_shape import ModelShape
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0
 NO_TRAITS: Final = ActivationTraits()
+ADDABLE: Final = frozenset({"FusedLogprobs", "SelectiveCheckpointing", "GradientCheckpointing", "ActivationOffload"})
 PROBE_SIZE: Final = 256
 PROBE_NAME: Final = "model.layers.0.mlp.up_proj.weight"
 
@@ -74,16 +76,15 @@ class PlannedRun:
             models = {}
             for name, shape in shapes.items():
                 traits = traits_of(name, optimizations, config.model_trainer.plan_memory(ActivationTraits()))
-                split = shape.split(self.mesh.tensor, traits.sequence_parallel)
-                models[name] = ModelInputs(split, traits, states[name], adapters if name == "policy" else None)
+                own = adapters if name == "policy" else None
+                models[name] = ModelInputs(shape, traits, states[name], own, self.mesh.tensor)
             return MemoryInputs(
                 gpu=gpu,
                 policy=models["policy"],
                 reference=models.get("reference"),
                 critic=models.get("critic"),
                 sizes=self._sizes(),
-                num_gpus=self.mesh.world_size,
-                shards=self.mesh.shard * self.mesh.sequence,
+                mesh=self.mesh,
                 itemsize=config.policy.torch_dtype.itemsize,
                 reshard_after_forward=self.strategy.reshard_after_forward,
                 sync_every_micro_batch=self.strategy.sync_every_micro_batch,
@@ -99,6 +100,8 @@ class PlannedRun:
                 rewards_kept=sum(size for size, stays in of_rewards if stays),
                 rewards_brought=sum(size for size, stays in of_rewards if not stays),
                 assumes_state=state is None,
+                engine_gpus=config.engine.ranks_per_engine,
+                possible=possible_changes(config, batch),
             )
 
         return inputs_with
@@ -122,13 +125,16 @@ class PlannedRun:
     def _sizes(self) -> Sizes:
         batch = self.batch
         return Sizes(
-            update_rows=-(-batch.mini_batch_size // batch.data_size),
-            forward_rows=-(-batch.num_completions // batch.data_size),
+            update_rows=batch.mini_batch_size,
+            forward_rows=batch.num_completions,
             longest=self.longest,
             max_new_tokens=self.config.sampling.max_new_tokens,
             max_tokens=batch.max_tokens,
+            update_is_set=self.config.batch.max_tokens_per_gpu is not None,
+            forward_is_set=self.config.batch.max_tokens_per_gpu_forward is not None,
             micro_batch_size=batch.micro_batch_size,
             sequence_size=batch.sequence_size,
+            data_size=batch.data_size,
         )
 
     def _engine_memory(self, gpu: GPU, shape: ModelShape) -> EngineMemory | None:
@@ -142,6 +148,28 @@ class PlannedRun:
             fp8_parameters=0 if self.spec.fp8 is None else num_fp8_parameters(self.spec),
         )
         return self.config.engine.plan_memory(self.spec, request)
+
+
+def possible_changes(config: RunConfig, batch: BatchPlan) -> Possible:
+    """Return what model, trainer, engine and other parts of the run let a remedy change."""
+    claims, text_config = config.model_trainer.claims, read_config(config.policy.path, "model.policy").get_text_config()
+    names = {type(optimization).__name__ for optimization in config.optimizations}
+    known = ADDABLE if claims.optimizations is None else ADDABLE & claims.optimizations
+    addable = known - set(claims.conflicts)
+    if getattr(text_config, "final_logit_softcapping", None) is not None:  # logits that the model edits stay whole
+        addable -= {"FusedLogprobs"}
+    plain_engine = config.environment is None and config.partial_rollout is None
+    heads = getattr(text_config, "num_attention_heads", None) or 0
+    return Possible(
+        heads=heads if isinstance(heads, int) else 0,
+        kv_heads=getattr(text_config, "num_key_value_heads", None) or heads,
+        axes=claims.axes - ({"tensor"} if "Liger" in names else set()),
+        prompts_per_step=batch.prompts_per_step,
+        optimizations=addable,
+        lora=claims.lora and config.lora is None,
+        adamw_8bit=True,
+        larger_engines=plain_engine and hasattr(getattr(config.engine, "options", None), "tensor_parallel_size"),
+    )
 
 
 def traits_of(

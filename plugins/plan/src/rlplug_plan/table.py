@@ -51,7 +51,7 @@ def memory_notes(decisions: Decisions) -> list[str]:
         notes.append("optimizer state: assumed to be 8 bytes a parameter, the optimizer cannot step on a CPU")
     if plan.facts.engine is None:
         notes.append("the engine is not part of the plan: it has GPUs of its own, or does not say what it takes")
-    return notes + [f"recommended: {line}" for line in recommendations(plan.facts)]
+    return notes + [f"recommended: {each.text}" for each in recommendations(plan.facts)]
 
 
 def memory_title(plan: MemoryPlan) -> str:
