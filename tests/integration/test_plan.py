@@ -14,6 +14,7 @@ from rlplug.weight_sync.manifest import meta_model
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 PLAN = ["plan", *SMALL[1:]]
 VLLM = [*PLAN, "--config", "configs/rollout/vllm.yaml", "--model.policy.dtype", "bfloat16"]
+SMALL_GPU = [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"]
 FP8 = ["--config", "configs/weight_sync/fp8_block.yaml"]
 
 
@@ -23,13 +24,21 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Runs:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plan-written") / "plan.yaml"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: Path) -> Runs:
     arguments = {
         "fits": [*PLAN, "--gpu-gib", "80"],
         "vllm": [*VLLM, "--gpu-gib", "80"],
         "four": [*PLAN, "--gpu-gib", "80", "--trainer.devices", "4", "--network-gbit-s", "0.008"],
         "tiny": [*PLAN, "--gpu-gib", "0.6"],
-        "small": [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"],
+        "small": SMALL_GPU,
+        "write": [*SMALL_GPU, "--write", str(written)],
+        "laid over": [*SMALL_GPU, "--config", str(written), "--write", str(written)[:-5] + "2.yaml"],
+        "twice": [*SMALL_GPU, "--write", str(written)],
         "fp8": [*VLLM, "--gpu-gib", "80", *FP8],
         "fp8 of two": [*VLLM, "--gpu-gib", "80", *FP8, "--model.rollout.tensor_parallel_size", "2"],
         "optional": [
@@ -43,7 +52,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Runs:
         "no planner": ["--block", "plan", *PLAN, "--gpu-gib", "80"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
     }
-    jobs = {name: Job([*words, "--run.dir", str(runs_dir / "runs")]) for name, words in arguments.items()}
+    after = {"laid over": "write", "twice": "write"}
+    jobs = {
+        name: Job([*words, "--run.dir", str(runs_dir / "runs")], after=after.get(name))
+        for name, words in arguments.items()
+    }
     return Runs(jobs, tmp_path_factory.mktemp("plan"))
 
 
@@ -87,6 +100,18 @@ def test_a_run_that_does_not_fit_exits_with_1_and_a_remedy(results: Runs) -> Non
     message = results["small"].message
     assert "its phase rollout needs" in message
     assert "Smallest change that makes it fit: model.rollout.init_args.gpu_memory_utilization: 0.8" in message
+
+
+def test_what_was_written_fits_when_it_is_laid_over_the_run(results: Runs, written: Path) -> None:
+    """Catches a file that the command line refuses, and one whose values do not fit together."""
+    assert results["write"].exit_code == 1
+    assert "gpu_memory_utilization: 0." in written.read_text()
+    assert results["laid over"].exit_code == 0, results["laid over"].output
+
+
+def test_a_file_is_not_overwritten(results: Runs) -> None:
+    assert results["twice"].exit_code == 2
+    assert "is not overwritten" in results["twice"].message
 
 
 def test_a_run_that_nothing_makes_fit_says_so(results: Runs) -> None:

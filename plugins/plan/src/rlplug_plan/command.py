@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.cli.command_parser import CommandParser
@@ -23,7 +24,7 @@ TAKES_CONFIGURATION: Final = True
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of what is not a key of the configuration."""
-    parser = CommandParser("plan", "[--gpu-gib GIB] [--network-gbit-s GBIT] -c CONFIG ...", DESCRIPTION)
+    parser = CommandParser("plan", "[--gpu-gib GIB] [--network-gbit-s GBIT] [--write FILE] -c CONFIG ...", DESCRIPTION)
     add = parser.add_argument
     add("--gpu-gib", metavar="GIB", help="memory of each GPU; by default that of this machine's first")
     add(
@@ -31,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="GBIT",
         help="speed of each host's network, to estimate the seconds of a weight sync between hosts",
     )
+    add("--write", metavar="FILE", help="write what is recommended as YAML, to lay over the run with a further -c")
     return parser
 
 
@@ -44,6 +46,7 @@ def plan_command(arguments: list[str]) -> int:
     network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
     gpu = _gpu(given.gpu_gib)
+    target = None if given.write is None else Path(given.write)
 
     from rlplug.cli.lightning_cli import ConfiguredCLI, read_command  # Lightning takes seconds
     from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -51,8 +54,12 @@ def plan_command(arguments: list[str]) -> int:
     from rlplug.recording.run_output import print_batch_plan, print_memory_plan
     from rlplug.setup.planning import plan_run
     from rlplug.weight_sync.manifest import policy_weights
+    from rlplug_plan.overlay import check_path, write_overlay
+    from rlplug_plan.run_inputs import PlannedRun
     from rlplug_plan.sync_time import SyncTime
 
+    if target is not None:
+        check_path(target)
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
@@ -79,6 +86,10 @@ def plan_command(arguments: list[str]) -> int:
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
     if memory.shortfall is not None:
         say(str(memory.shortfall))
+    if target is not None:
+        run = PlannedRun(config, module.inputs.spec, plan.batch, strategy, plan.mesh, plan.longest)
+        keys = write_overlay(target, run.decide(gpu), cli.config["fit"].as_dict())
+        say(f"wrote {target}: {', '.join(keys)}")
     return 0 if memory.shortfall is None else 1
 
 

@@ -1,256 +1,162 @@
-"""The smallest change that makes a plan fit: a search over the keys of :mod:`rlplug_plan.levers`."""
+"""Inputs of the memory plan, as plain numbers: remedies change them and plan again."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
-from rlplug.interfaces.memory_plan import RESERVE_SHARE
-from rlplug.types import GIB
-from rlplug_plan.inputs import MemoryInputs
-from rlplug_plan.levers import GPUS, LITTLE, NAMES, OFFLOADS, OPTIMIZATIONS, TRAINING, Lever
-from rlplug_plan.plan import MemoryPlan
+from rlplug.distributed.offload import OffloadMode
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory
+from rlplug.interfaces.memory_plan import GPU
+from rlplug.training.batch_plan import PassKind
+from rlplug.types import GIB, MeshSizes
+from rlplug_plan.model_shape import ModelShape
 
-SMALL_SHARE: Final = 0.25
-"""Share of the reserve that a run may lack before more than one key is proposed."""
-FEW: Final = 2
-"""Keys up to which every combination is tried; for more, those without which nothing fits are found first."""
-TENSOR: Final = "tensor"
-AXES: Final = frozenset({TENSOR, "sequence"})
-RISING: Final = frozenset({*AXES, "engine GPUs", GPUS.name})
-MIXED: Final = frozenset({*AXES, "passes", "fused"})
-"""Levers that can take more than they save: whole embeddings, gradients between passes, the output layer's gradient."""
-ON_SHORTFALL: Final = "model.memory.on_shortfall"
+NCCL_BYTES: Final = int(0.5 * GIB)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A key and its new value."""
+class ModelInputs:
+    """A network of the run."""
 
-    name: str
-    """Its lever's."""
-    key: str
-    value: Any
-    cost: str
-    note: str = ""
+    whole: ModelShape
+    traits: ActivationTraits = ActivationTraits()
+    state_bytes: float = 0.0
+    """Bytes of optimizer state per parameter that trains; 0 for a network that does not learn."""
+    adapters: int | None = None
+    """Parameters of low-rank adapters, which alone train; ``None`` where all parameters do."""
+    tensor: int = 1
+    """Ranks that share each matrix of a block."""
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Its shape on one rank of the tensor axis."""
+        return self.whole.split(self.tensor, self.traits.sequence_parallel)
 
     @property
-    def text(self) -> str:
-        """The key and its value, as a person sets them."""
-        if self.name == GPUS.name:
-            return f"{self.value} {self.key}"
-        if self.key == OPTIMIZATIONS:
-            return f"{self.value} in {self.key}{self.note}"
-        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return f"{self.key}: {value}"
+    def trained(self) -> int:
+        """Parameters that train."""
+        return self.shape.parameters if self.adapters is None else self.adapters
 
 
 @dataclass(frozen=True)
-class Change:
-    """A value of a lever, and the run before it was set."""
+class Sizes:
+    """The batch, and the ranks that share it."""
 
-    lever: Lever
-    value: Any
-    before: MemoryInputs
+    update_rows: int
+    """Completions of a mini-batch, over all ranks."""
+    forward_rows: int
+    """Completions of a step, over all ranks."""
+    longest: int
+    """Tokens of the longest possible prompt and completion."""
+    max_new_tokens: int
+    max_tokens: dict[PassKind, int]
+    """Token budget of a rank's pass; empty when ``micro_batch_size`` decides."""
+    update_is_set: bool = True
+    """Whether the budget of updates is set, and does not follow from the longest sequence."""
+    forward_is_set: bool = False
+    """Whether the budget of forward-only passes is set, and does not follow from the update's."""
+    micro_batch_size: int | None = None
+    sequence_size: int = 1
+    data_size: int = 1
+    """Ranks, or groups of ranks, over which rows are divided."""
 
-    def setting(self, after: MemoryInputs) -> Setting:
-        """Return its key and what it costs, in the run with all changes."""
-        lever, before = self.lever, self.before
-        return Setting(lever.name, lever.key_of(before), self.value, lever.cost_of(after), lever.note(before))
+    def tokens(self, phase: PassKind) -> int:
+        """Return the most tokens of a rank in one pass; rows of mixed lengths can fill a budget to its last token."""
+        rows = self.rows(phase)
+        if self.micro_batch_size is not None:
+            num_passes = -(-rows // self.micro_batch_size)
+            return -(-rows // num_passes) * self.longest // self.sequence_size
+        budget = max(self.max_tokens[phase] * self.sequence_size, self.longest)
+        return min(rows * self.longest, budget) // self.sequence_size
+
+    def needs_several_passes(self, phase: PassKind) -> bool:
+        """Return whether one pass cannot hold all rows when they are as long as possible."""
+        return self.rows(phase) * self.longest > self.tokens(phase) * self.sequence_size
+
+    def scored(self, phase: PassKind) -> int:
+        """Return those of them whose logprobs are wanted."""
+        return self.tokens(phase) * self.max_new_tokens // self.longest
+
+    def rows(self, phase: PassKind) -> int:
+        """Return the completions of a rank of the data axes, at most."""
+        return -(-(self.update_rows if phase == "update" else self.forward_rows) // self.data_size)
+
+    @property
+    def least_budget(self) -> int:
+        """The smallest token budget of a rank: its part of the longest sequence."""
+        return -(-self.longest // self.sequence_size)
 
 
 @dataclass(frozen=True)
-class Remedy:
-    """One way to make a plan fit."""
+class Possible:
+    """What the parts of a run allow a change to do; by default nothing that depends on them."""
 
-    settings: tuple[Setting, ...]
-    facts: MemoryInputs
-    """The run with them."""
+    heads: int = 0
+    """Attention heads of the narrowest model; 0 where the mesh cannot change."""
+    kv_heads: int = 0
+    axes: frozenset[str] = frozenset()
+    """Axes of the mesh besides ``shard`` that the trainer has."""
+    prompts_per_step: int | None = None
+    """What the number of GPUs must divide; ``None`` for no limit."""
+    optimizations: frozenset[str] = frozenset({"FusedLogprobs", "GradientCheckpointing"})
+    """Optimizations by class name that can be added."""
+    lora: bool = False
+    adamw_8bit: bool = False
+    larger_engines: bool = False
+    """Whether an engine may be shared by more GPUs."""
+
+
+@dataclass(frozen=True)
+class MemoryInputs:
+    """All numbers that determine the memory of one GPU."""
+
+    gpu: GPU
+    policy: ModelInputs
+    sizes: Sizes
+    reference: ModelInputs | None = None
+    critic: ModelInputs | None = None
+    """A critic with a trunk of its own; a head on the policy's trunk takes almost nothing."""
+    mesh: MeshSizes = MeshSizes(1, 1, 1, 1)
+    itemsize: int = 2
+    """Bytes of a weight in passes and in the engine."""
+    reshard_after_forward: bool = True
+    sync_every_micro_batch: bool = False
+    offload: OffloadMode = "none"
+    engine: EngineMemory | None = None
+    engine_can_sleep: bool = False
+    sleeps: bool = False
+    bucket_bytes: int = 1 << 30
+    completions: int = 0
+    """Completions of one engine in a step."""
+    engine_gpus: int = 1
+    """GPUs that share one engine."""
+    logprobs_every_step: bool = True
+    """Whether the policy runs before each update, or in the first step alone."""
+    rewards_kept: int = 0
+    """Bytes that rewards keep on the GPU in all phases."""
+    rewards_brought: int = 0
+    """Bytes that rewards bring there between rollout and update."""
+    assumes_state: bool = False
+    """Whether the size of the optimizer's state could not be determined."""
+    possible: Possible = Possible()
+    scales: Mapping[PlanPhase, float] = field(default_factory=dict)
+    """Factors by which phases need more than is planned, as a run that ran out of memory has measured."""
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        return order((setting.name, setting.value) for setting in self.settings)
+    def num_gpus(self) -> int:
+        return self.mesh.world_size
 
     @property
-    def text(self) -> str:
-        """All keys, and what they cost."""
-        texts = [f"{setting.text} ({setting.cost})" for setting in self.settings]
-        return ", with ".join([texts[0], " and ".join(texts[1:])]) if len(texts) > 1 else texts[0]
+    def shards(self) -> int:
+        """Ranks that a network's weights are split over, besides those of the tensor axis."""
+        return self.mesh.shard * self.mesh.sequence
 
-
-def order(changes: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
-    """Return what sorts changes by size, each as the names of its levers with their values: smaller is less.
-
-    More GPUs are larger than another training, and that than anything else. Then fewer keys are smaller, then those
-    that cost less by the order of :data:`rlplug_plan.levers.LEVERS`, the costliest of each compared first; then milder
-    values, of the costliest key first.
-    """
-    ranked = sorted(((NAMES.index(name), value) for name, value in changes), reverse=True)
-    ranks = [rank for rank, _ in ranked]
-    num_gpus = next((value for rank, value in ranked if NAMES[rank] == GPUS.name), 0)
-    trains_other = any(NAMES[rank] in {lever.name for lever in TRAINING} for rank in ranks)
-    return num_gpus, trains_other, len(ranked), ranks, [_strength(NAMES[rank], value) for rank, value in ranked]
-
-
-def _strength(name: str, value: Any) -> float:
-    """Return how far a value goes: numbers of ranks rise, and all other numbers fall."""
-    if value in OFFLOADS:
-        return OFFLOADS.index(value)
-    if isinstance(value, (bool, str)):
-        return 0
-    return float(value if name in RISING else -value)
-
-
-# ---- the search -------------------------------------------------------------------------------------------------
-
-
-def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
-    """Return what to set so that the plan fits, a key each: the smallest remedy; nothing where there is none."""
-    remedies = find_remedies(facts, may_try)
-    return [setting.text for setting in remedies[0].settings] if remedies else []
-
-
-def find_remedies(facts: MemoryInputs, may_try: bool = True) -> list[Remedy]:
-    """Return the smallest change that makes the plan fit; where it changes training or hardware, others beside it.
-
-    Before several keys a person would try the run as it is, if little is missing of what the plan holds in reserve.
-    With the same training on the same GPUs there is one, or none. Then up to three are alternatives: another training,
-    as few GPUs as can be, and more GPUs with the fewest other keys.
-
-    Args:
-        facts: The run, which does not fit.
-        may_try: Whether to try it as it is may be proposed: not of a run that was tried.
-    """
-    warning = _warning(facts) if may_try else None
-    found = _smallest(facts, LITTLE, FEW - 1) or warning or _smallest(facts, LITTLE)
-    if found is not None:
-        return [found]
-    trained = [_after(facts, lever, value) for lever in TRAINING for value in lever.values(facts)]
-    others = [remedy for start in trained if (remedy := _smallest(start.facts, LITTLE, start=start)) is not None]
-    larger = [_after(facts, GPUS, number) for number in GPUS.values(facts)]
-    with_gpus = [found for start in larger if (found := _smallest(start.facts, LITTLE, start=start)) is not None]
-    alternatives = [min(others, key=lambda remedy: remedy.order)] if others else []
-    if with_gpus:
-        fewest, simplest = with_gpus[0], min(with_gpus, key=lambda remedy: len(remedy.settings))
-        alternatives += [fewest] if fewest is simplest else [fewest, simplest]
-    return alternatives
-
-
-def _warning(facts: MemoryInputs) -> Remedy | None:
-    missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
-    reserve = int(RESERVE_SHARE * facts.gpu.total)
-    if missing > SMALL_SHARE * reserve:
-        return None
-    cost = f"{missing / GIB:.2f} GiB are missing and the plan holds {reserve / GIB:.2f} in reserve"
-    return Remedy((Setting("warn", ON_SHORTFALL, "warn", cost),), facts)
-
-
-def _smallest(
-    facts: MemoryInputs, levers: Sequence[Lever], most: int | None = None, start: Remedy | None = None
-) -> Remedy | None:
-    """Return the smallest remedy with the keys of ``levers``, at most ``most`` of them, besides those of ``start``."""
-    start = Remedy((), facts) if start is None else start
-    if start.settings and MemoryPlan(facts).fits:
-        return start
-    most = len(levers) if most is None else most
-    needed: frozenset[Lever] = frozenset()
-    for count in range(1, most + 1):
-        if count == FEW + 1:
-            applied = sorted(levers, key=_step)
-            if not _can_fit(facts, applied):
-                return None
-            without = {lever: [each for each in applied if each is not lever] for lever in levers}
-            needed = frozenset(lever for lever, others in without.items() if not _can_fit(facts, others))
-        for chosen in _combinations(levers, needed, count):
-            found = _mildest(start, chosen)
-            if found is not None:
-                return found
-    return None
-
-
-def _combinations(levers: Sequence[Lever], needed: frozenset[Lever], count: int) -> list[list[Lever]]:
-    """Return all combinations with ``needed``, the costliest lever of each last, in the order of :func:`order`."""
-    others = [index for index, lever in enumerate(levers) if lever not in needed]
-    always = [index for index, lever in enumerate(levers) if lever in needed]
-    if count < len(always):
-        return []
-    found = [sorted([*always, *more], reverse=True) for more in itertools.combinations(others, count - len(always))]
-    return [[levers[index] for index in reversed(indices)] for indices in sorted(found)]
-
-
-def _mildest(start: Remedy, levers: Sequence[Lever]) -> Remedy | None:
-    """Return the run with the mildest values of all ``levers`` that fit, of the costliest first."""
-    values: dict[Lever, Any] = {}
-    applied = sorted(levers, key=_step)
-    if _fitting(start.facts, applied, values) is None:
-        return None
-    for lever in reversed(levers):
-        path = _fitting(start.facts, applied, values, lever)
-        assert path is not None
-        values[lever] = next(change.value for change in path if change.lever is lever)
-    path = _fitting(start.facts, applied, values)
-    assert path is not None
-    return _remedy(start, levers, path)
-
-
-def _fitting(
-    facts: MemoryInputs, levers: Sequence[Lever], values: Mapping[Lever, Any], varied: Lever | None = None
-) -> list[Change] | None:
-    """Return changes of all ``levers`` with which the run fits: those of ``values``, the mildest of ``varied``.
-
-    Others take any of the values that :func:`_best_values` returns.
-    """
-    if not levers:
-        return [] if MemoryPlan(facts).fits else None
-    first, possible = levers[0], levers[0].values(facts)
-    if first in values:
-        possible = [value for value in possible if value == values[first]]
-    elif first is not varied:
-        possible = _best_values(first, facts)
-    for value in possible:
-        rest = _fitting(first.apply(facts, value), levers[1:], values, varied)
-        if rest is not None:
-            return [Change(first, value, facts), *rest]
-    return None
-
-
-def _can_fit(facts: MemoryInputs, levers: Sequence[Lever]) -> bool:
-    """Return whether the run fits with all levers that apply at their strongest, and with or without those of MIXED."""
-    if not levers:
-        return MemoryPlan(facts).fits
-    first, *rest = levers
-    values = _best_values(first, facts)
-    is_optional = first.name in MIXED or not values
-    return any(_can_fit(first.apply(facts, value), rest) for value in values) or (is_optional and _can_fit(facts, rest))
-
-
-def _best_values(lever: Lever, facts: MemoryInputs) -> list[Any]:
-    """Return the values with which the run may take least: the strongest, and others where that can take more."""
-    values, sizes = list(lever.values(facts)), facts.sizes
-    if lever.name in AXES:
-        return values[::-1]
-    best = values[-1:]
-    if lever.name == "passes" and sizes.micro_batch_size is None:  # below it, gradients are whole between passes
-        whole = [value for value in values if value * sizes.sequence_size >= sizes.rows("update") * sizes.longest]
-        best += whole[-1:]
-    return best
-
-
-def _step(lever: Lever) -> tuple[int, int]:
-    """Return what sorts levers as they are applied: first what other values depend on, the tensor axis before all."""
-    return (0 if lever.name == TENSOR else 1 if lever.comes_first else 2, NAMES.index(lever.name))
-
-
-def _after(facts: MemoryInputs, lever: Lever, value: Any) -> Remedy:
-    return _remedy(Remedy((), facts), [lever], [Change(lever, value, facts)])
-
-
-def _remedy(start: Remedy, levers: Sequence[Lever], path: Sequence[Change]) -> Remedy:
-    """Return ``start`` and the changes of ``path``, said in the order of ``levers``."""
-    last = path[-1]
-    facts = last.lever.apply(last.before, last.value)
-    by_lever = {change.lever: change for change in path}
-    settings = [by_lever[lever].setting(facts) for lever in levers]
-    return Remedy((*start.settings, *settings), facts)
+    @property
+    def wanted_kv_cache(self) -> int:
+        """Bytes of a cache that holds all completions of an engine at once; 0 where its size is not an option."""
+        if self.engine is None or self.engine.least_kv_cache is None:
+            return 0
+        return max(self.completions * self.sizes.longest * self.engine.kv_bytes_per_token, self.engine.least_kv_cache)

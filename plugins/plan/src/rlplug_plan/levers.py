@@ -150,7 +150,8 @@ def _divisors(number: int) -> list[int]:
 
 def _of_networks(facts: MemoryInputs, change: Callable[[ModelInputs], ModelInputs], *names: str) -> MemoryInputs:
     networks = {name: getattr(facts, name) for name in names}
-    return replace(facts, **{name: change(network) for name, network in networks.items() if network is not None})
+    changed: dict[str, Any] = {name: change(network) for name, network in networks.items() if network is not None}
+    return replace(facts, **changed)
 
 
 def _traits(facts: MemoryInputs, names: Sequence[str], **traits: Any) -> MemoryInputs:

@@ -227,7 +227,7 @@ def _passes(before: MemoryInputs, after: MemoryInputs) -> list[Recommendation]:
 
 def _offload(before: MemoryInputs, after: MemoryInputs) -> Recommendation:
     mode = next(mode for mode in OFFLOADS if MemoryPlan(replace(after, offload=mode)).fits or mode == after.offload)
-    says = mode
+    says: str = mode
     if mode != before.offload:
         says += " is enough" if OFFLOADS.index(mode) < OFFLOADS.index(before.offload) else ", for what is above"
     return Recommendation("model.memory.offload", mode, says)

@@ -100,38 +100,31 @@ def _strength(name: str, value: Any) -> float:
         return OFFLOADS.index(value)
     if isinstance(value, (bool, str)):
         return 0
-    return value if name in RISING else -value
+    return float(value if name in RISING else -value)
 
 
 # ---- the search -------------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
 def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
-    """Return what to set so that the plan fits: one thing if one is enough, else as few as possible; or nothing.
-
-    Remedies are tried in the order of what they cost, alone and then together; only the last asks for more GPUs. Before
-    several of them a person would try the run as it is, if little is missing of what the plan holds in reserve.
-
-    Args:
-        facts: The run, which does not fit.
-        may_try: Whether that may be proposed: not of a run that was tried.
-=======
-def smallest_change(facts: MemoryInputs) -> list[str]:
     """Return what to set so that the plan fits, a key each: the smallest remedy; nothing where there is none."""
-    remedies = find_remedies(facts)
+    remedies = find_remedies(facts, may_try)
     return [setting.text for setting in remedies[0].settings] if remedies else []
 
 
-def find_remedies(facts: MemoryInputs) -> list[Remedy]:
+def find_remedies(facts: MemoryInputs, may_try: bool = True) -> list[Remedy]:
     """Return the smallest change that makes the plan fit; where it changes training or hardware, others beside it.
 
     Before several keys a person would try the run as it is, if little is missing of what the plan holds in reserve.
     With the same training on the same GPUs there is one, or none. Then up to three are alternatives: another training,
     as few GPUs as can be, and more GPUs with the fewest other keys.
->>>>>>> 19d9bee1 (Search for the smallest change, and what fits together)
+
+    Args:
+        facts: The run, which does not fit.
+        may_try: Whether to try it as it is may be proposed: not of a run that was tried.
     """
-    found = _smallest(facts, LITTLE, FEW - 1) or _warning(facts) or _smallest(facts, LITTLE)
+    warning = _warning(facts) if may_try else None
+    found = _smallest(facts, LITTLE, FEW - 1) or warning or _smallest(facts, LITTLE)
     if found is not None:
         return [found]
     trained = [_after(facts, lever, value) for lever in TRAINING for value in lever.values(facts)]
@@ -148,19 +141,10 @@ def find_remedies(facts: MemoryInputs) -> list[Remedy]:
 def _warning(facts: MemoryInputs) -> Remedy | None:
     missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
     reserve = int(RESERVE_SHARE * facts.gpu.total)
-<<<<<<< HEAD
-    if may_try and missing <= SMALL_SHARE * reserve:
-        return [
-            f"model.memory.on_shortfall: warn, since {missing / GIB:.2f} GiB are missing and the plan holds "
-            f"{reserve / GIB:.2f} in reserve"
-        ]
-    return _together(facts, REMEDIES) or _together(facts, (*REMEDIES, more_gpus))
-=======
     if missing > SMALL_SHARE * reserve:
         return None
     cost = f"{missing / GIB:.2f} GiB are missing and the plan holds {reserve / GIB:.2f} in reserve"
     return Remedy((Setting("warn", ON_SHORTFALL, "warn", cost),), facts)
->>>>>>> 19d9bee1 (Search for the smallest change, and what fits together)
 
 
 def _smallest(
