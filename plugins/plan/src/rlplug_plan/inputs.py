@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from rlplug.distributed.offload import OffloadMode
-from rlplug.interfaces.memory import ActivationTraits, EngineMemory
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory, PlanPhase
 from rlplug.interfaces.memory_plan import GPU
 from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB, MeshSizes
