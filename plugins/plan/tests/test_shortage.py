@@ -13,7 +13,7 @@ from memory_cases import make_engine, make_facts
 from rlplug_plan.decisions import decide
 from rlplug_plan.measurements import numbers_of, resident_items, shortage_of
 from rlplug_plan.plan import STATE, WEIGHTS, MemoryPlan
-from rlplug_plan.remedies import with_budget
+from rlplug_plan.resize import with_budget
 from rlplug_plan.shortage import EXPANDABLE, Shortage, message
 from rlplug_plan.table import told
 

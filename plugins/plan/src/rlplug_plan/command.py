@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.cli.command_parser import CommandParser
+from rlplug.cli.find_commands import uncollected_imports
 from rlplug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and 
 Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
 """
 TAKES_CONFIGURATION: Final = True
+GPU_GIB: Final = "how much memory each GPU has, in GiB, such as --gpu-gib 80"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,18 +47,19 @@ def plan_command(arguments: list[str]) -> int:
     given, arguments = make_parser().parse_known_args(arguments)
     network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
-    gpu = _gpu(given.gpu_gib)
+    gib = None if given.gpu_gib is None else _number("--gpu-gib", given.gpu_gib, GPU_GIB)
     target = None if given.write is None else Path(given.write)
-
-    from rlplug.cli.lightning_cli import ConfiguredCLI, read_command  # Lightning takes seconds
-    from rlplug.distributed.strategy import RLFSDP2Strategy
-    from rlplug.observability.terminal import say
-    from rlplug.recording.run_output import print_batch_plan, print_memory_plan
-    from rlplug.setup.planning import plan_run
-    from rlplug.weight_sync.manifest import policy_weights
-    from rlplug_plan.overlay import check_path, write_overlay
-    from rlplug_plan.run_inputs import PlannedRun
-    from rlplug_plan.sync_time import SyncTime
+    with uncollected_imports():  # torch and Lightning take seconds
+        gpu = _gpu(gib)
+        from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
+        from rlplug.distributed.strategy import RLFSDP2Strategy
+        from rlplug.observability.terminal import say
+        from rlplug.recording.run_output import print_batch_plan, print_memory_plan
+        from rlplug.setup.planning import plan_run
+        from rlplug.weight_sync.manifest import policy_weights
+        from rlplug_plan.overlay import check_path, write_overlay
+        from rlplug_plan.run_inputs import PlannedRun
+        from rlplug_plan.sync_time import SyncTime
 
     if target is not None:
         check_path(target)
@@ -103,18 +106,17 @@ def num_devices(devices: Any) -> int:
     return len([part for part in text.split(",") if part]) if "," in text or isinstance(devices, list) else int(text)
 
 
-def _gpu(gib: str | None) -> GPU:
+def _gpu(gib: float | None) -> GPU:
     import torch
 
     from rlplug.interfaces.memory_plan import GPU, total_and_free
     from rlplug.types import GIB
 
-    if gib is None and torch.cuda.is_available():
+    if gib is not None:
+        return GPU(int(gib * GIB), int(gib * GIB), is_here=False)
+    if torch.cuda.is_available():
         return GPU(*total_and_free(torch.device("cuda", 0)))
-    if gib is None:
-        raise ConfigError("there is no GPU here: say how much memory each GPU has, in GiB, such as --gpu-gib 80.")
-    total = int(_number("--gpu-gib", gib, "how much memory each GPU has, in GiB, such as --gpu-gib 80") * GIB)
-    return GPU(total, total, is_here=False)
+    raise ConfigError(f"there is no GPU here: say {GPU_GIB}.")
 
 
 def _number(option: str, text: str, what: str) -> float:
