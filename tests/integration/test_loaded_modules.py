@@ -19,6 +19,20 @@ status = main(sys.argv[1:])
 found = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
 print(json.dumps({"status": status, "modules": found}))
 """
+UNTIL_TORCH = """
+import gc, os, sys
+from rlplug.cli.main import main
+
+class Torch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print("collects:", gc.isenabled(), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Torch())
+main(sys.argv[1:])
+"""
+"""Ends where torch would be imported."""
 ALWAYS = {"plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"}
 """Modules of plugins that each run imports: what registers, observers, and the layout of rows."""
 
@@ -78,3 +92,11 @@ def test_what_does_not_exist_is_refused_before_torch_is_imported(command: str, k
     """Catches a command, or a plugin, that imports torch before names are checked: eight seconds for a typo."""
     loaded = modules_after(command, "-c", "configs/quickstart.yaml", f"--{key}", value, status=2)
     assert not {"torch", "lightning"} & loaded.keys()
+
+
+@pytest.mark.parametrize("arguments", [("fit",), ("plan", "--gpu-gib", "80"), ("eval",)], ids=lambda words: words[0])
+def test_libraries_are_imported_without_garbage_collections(arguments: tuple[str, ...]) -> None:
+    """Catches a command that imports torch outside of ``uncollected_imports``: a third of a plan's CPU time."""
+    command = [sys.executable, "-c", UNTIL_TORCH, *arguments, "-c", "configs/quickstart.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "collects: False\n", done.stderr
