@@ -101,10 +101,10 @@ def _give_values(model: Any) -> None:
                     strides[-2] = 64
                 views.append((owner, name, tensor, strides))
     most = max(sum(map(math.prod, zip(tensor.shape, strides, strict=True))) for *_, tensor, strides in views)
-    numbers = torch.randn(PERIOD).repeat(2 + most // PERIOD) / model.config.get_text_config().hidden_size ** 0.5
+    numbers = (torch.randn(PERIOD) / model.config.get_text_config().hidden_size ** 0.5).repeat(2 + most // PERIOD)
     for index, (owner, name, tensor, strides) in enumerate(views):
         values = numbers.as_strided(tensor.shape, strides, index * 7919 % PERIOD).to(tensor.dtype)
-        values = values + (tensor.dim() == 1 and name == "weight")  # 1 in a norm
+        values = values + 1 if tensor.dim() == 1 and name == "weight" else values  # of a norm
         owner[name] = nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
 
 
