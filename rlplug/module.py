@@ -98,6 +98,7 @@ class RLModule(RunModule):
         self.observers.engine_started(self.config.engine.scrape_targets())
         if self.token_log is not None:
             self.token_log.begin(self.step)
+        self.rewards.seconds = dict.fromkeys(self.rewards.seconds, 0.0)
         with self.rollback_on_interrupt():
             self.validator.begin_step(self.rollout_step, self.policy_version)
             rollout = Rollout()
@@ -109,7 +110,7 @@ class RLModule(RunModule):
                 with self.phase("rollout"):
                     samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
-                    samples = self.score(samples)
+                    samples = self.score(samples, trains=True)
                 with self.phase("filter"):
                     rollout = self.filter_groups(rollout, samples)
                 # where groups train as they complete, their passes run here, in the phase "update"
@@ -139,9 +140,10 @@ class RLModule(RunModule):
         request = RolloutRequest(prompts, config.batch.group_size, config.sampling, key, self.policy_version)
         return self.source.next_groups(request, self.groups.num_missing(rollout), rollout.num_drawn)
 
-    def score(self, samples: list[Sample]) -> list[Sample]:
-        """Return this rank's samples with their rewards."""
+    def score(self, samples: list[Sample], trains: bool = False) -> list[Sample]:
+        """Return this rank's samples with their rewards, which are scaled only where they train."""
         samples = sorted(self.rewards.score(samples), key=lambda sample: sample.group)
+        samples = self.rewards.scale(samples, self.strategy.gather_arrays) if trains else samples
         failed = [sample for sample in samples if sample.errors]
         if self.strategy.any_rank(bool(failed)):
             self.observers.rewards_failed(self.step, failed)
@@ -157,6 +159,7 @@ class RLModule(RunModule):
             sources = self.data.train_stream.sources
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays, sources)
             self.step_metrics |= self.groups.metrics(rollout)
+            self.step_metrics |= {f"reward_seconds/{name}": each for name, each in self.rewards.seconds.items()}
             self.step_metrics |= rollout_metrics(table, self.rewards.names) | source_metrics(table, sources)
             self._step_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
         return rollout
@@ -252,11 +255,12 @@ class RLModule(RunModule):
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when it is told to stop before the update."""
         self.source.begin_step(self.step)
-        stream, rng = self.data.state_dict(), rng_state()
+        stream, rewards, rng = self.data.state_dict(), self.rewards.state_dict(), rng_state()
         try:
             yield
         except StopRequested:
             self.data.load_state_dict(stream)
+            self.rewards.load_state_dict(rewards)
             set_rng_state(rng)
             self.step_training.discard()
             self.source.rollback()
@@ -357,6 +361,7 @@ class RLModule(RunModule):
             "trainer": type(self.config.model_trainer).__name__,
             "adapters": self.models.adapters,
             "algorithm": self.config.algorithm.state_dict(),
+            "rewards": self.rewards.state_dict(),
             "partial_rollout": self.source.state_dict(self.strategy.gather),
             "validation_was_cut": self.validator.was_cut,
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
@@ -369,6 +374,7 @@ class RLModule(RunModule):
         self.policy_version = state["policy_version"]
         self.validator.was_cut = state.get("validation_was_cut", False)
         config.algorithm.load_state_dict(state["algorithm"])
+        self.rewards.load_state_dict(state.get("rewards", {}))
         if self.trainer.state.fn == "fit":
             groups, prompts = state["partial_rollout"], self.data.train_stream.by_uid
             limits = config.sampling.max_new_tokens, config.turns

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +28,7 @@ from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.durable_files import require_no_file
 from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
-from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
+from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.module import RLModule
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
@@ -44,10 +42,6 @@ _COMMANDS: Final = {
     "validate": {"model", "dataloaders", "datamodule"},
 }
 """Commands, and the arguments of the trainer's method that are no options."""
-_NO_DEVICE_TEXT: Final = re.compile("No supported gpu backend|can not run on your system")
-_NO_DEVICE: Final = (
-    "trainer.accelerator asks for a device that torch does not find here: set it to cpu, or see why with rlplug doctor."
-)
 
 
 class RLCLI(LightningCLI):
@@ -183,20 +177,9 @@ def instantiation_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from rlplug.cli.messages import explain_import
+        from rlplug.cli.messages import explain_constructor
 
-        causes = list(causes_of(error))
-        if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
-            raise own from error
-        if (problem := explain_import(error)) is not None:
-            raise ConfigError(problem) from error
-        cause = causes[-1]
-        made = _made_by(cause)
-        text = " ".join(str(cause).split())[:500] or type(cause).__name__
-        if made in ("Trainer", "_AcceleratorConnector"):
-            raise ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text}") from error
-        part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
-        raise ConfigError(f"{part}{text} (rlplug --debug fit shows where)") from error
+        raise explain_constructor(error) from error
 
 
 def run_lightning(arguments: list[str]) -> int:
@@ -246,10 +229,3 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
         )
     except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
         raise ConfigError(f"trainer: {error}") from error
-
-
-def _made_by(error: BaseException) -> str | None:
-    """Return the class in whose constructor an exception was raised."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
-    return type(owners[-1]).__name__ if owners else None

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from rlplug.data.sources import PromptSource
-from rlplug.errors import ConfigError, causes_of, describe, did_you_mean, shorten
+from rlplug.errors import ConfigError, RLPlugError, causes_of, describe, did_you_mean, shorten
 from rlplug.interfaces.checks.calls import failed_call
 from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.plugin_manager import plugins
@@ -40,6 +40,10 @@ _TYPE_WORDS: Final = {
     "dict": "a block",
     "NoneType": "null",
 }
+_NO_DEVICE_TEXT: Final = re.compile("No supported gpu backend|can not run on your system")
+_NO_DEVICE: Final = (
+    "trainer.accelerator asks for a device that torch does not find here: set it to cpu, or see why with rlplug doctor."
+)
 _NUMBERS_OR_CLASSES: Final = ("lr",)
 """Options that are a number, or an object such as a tensor that no YAML holds."""
 _WRONG_CLASS: Final = re.compile(
@@ -210,3 +214,26 @@ def _reason(path: str, cause: BaseException, importer: FrameType) -> str:
 def _is_of(path: str, missing: ModuleNotFoundError) -> bool:
     """Return whether the module that is missing is the one of ``path``, or a package that holds it."""
     return f"{path}.".startswith(f"{missing.name}.")
+
+
+def explain_constructor(error: Exception) -> RLPlugError:
+    """Return what the constructor of a configured class raised as a message: its own, or one that names the class."""
+    causes = list(causes_of(error))
+    if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
+        return own
+    if (problem := explain_import(error)) is not None:
+        return ConfigError(problem)
+    cause = causes[-1]
+    made = _made_by(cause)
+    text = " ".join(str(cause).split())[:500] or type(cause).__name__
+    if made in ("Trainer", "_AcceleratorConnector"):
+        return ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text}")
+    part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
+    return ConfigError(f"{part}{text} (rlplug --debug fit shows where)")
+
+
+def _made_by(error: BaseException) -> str | None:
+    """Return the class in whose constructor an exception was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
+    return type(owners[-1]).__name__ if owners else None

@@ -30,12 +30,16 @@ class Reward(ABC):
         needs_answer: Whether no prompt can be scored without its answer: :meth:`check_prompts` refuses those.
         deadline_s: Longest time that the reward itself gives one call, in seconds. A run whose
             ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
+        scales: Whether a training scales its values: :class:`rlplug.rewards.scaling.ScalingReward`.
+        scales_group: Whether it does so by comparing those of a prompt.
     """
 
     batch_size: int = 1
     compares_group: bool = False
     needs_answer: bool = False
     deadline_s: float | None = None
+    scales: bool = False
+    scales_group: bool = False
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight
@@ -71,9 +75,9 @@ class Reward(ABC):
             ConfigError: A prompt's answer or metadata is not what the reward needs; the message names its uid.
         """
         if self.needs_answer and any(prompt.answer is None for prompt in prompts):
-            from rlplug.interfaces.checks.missing_answers import explain
+            from rlplug.interfaces.checks.reward_problems import explain_missing
 
-            raise ConfigError(explain(self.name, prompts))
+            raise ConfigError(explain_missing(self.name, prompts))
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:

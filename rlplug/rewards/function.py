@@ -83,7 +83,9 @@ def _fields_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     if len(unfilled) == 1 and not fields and unfilled[0].kind is not inspect.Parameter.KEYWORD_ONLY:
         return None
     if unfilled:
-        raise _unknown_parameter(function, unfilled[0].name)
+        from rlplug.interfaces.checks.reward_problems import explain_parameter
+
+        raise ConfigError(explain_parameter(_name_of(function), unfilled[0].name, FIELDS))
     if not fields:
         raise ConfigError(
             f"FunctionReward.function is {_name_of(function)}, which takes no field of the sample: "
@@ -105,11 +107,3 @@ def _must_be_filled(parameter: inspect.Parameter) -> bool:
         return False
     # A default hides a misspelled name: the function would run without the value.
     return parameter.default is parameter.empty or bool(did_you_mean(parameter.name, FIELDS))
-
-
-def _unknown_parameter(function: Callable[..., Any], name: str) -> ConfigError:
-    return ConfigError(
-        f"FunctionReward.function is {_name_of(function)}, whose parameter {name!r} is not a field of a sample."
-        f"{did_you_mean(name, FIELDS)} Name its parameters out of {', '.join(FIELDS)}; "
-        "a single parameter of another name gets the sample."
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class RewardRunner:
                     "init_args.deadline_s."
                 )
         self.rewards = tuple(rewards)
+        self.weights = {ENVIRONMENT: 1.0} | {reward.name: float(reward.weight) for reward in rewards}
+        self.seconds = dict.fromkeys((reward.name for reward in rewards), 0.0)
+        """Seconds of each reward from the start of its first call to the end of its last, summed over rounds."""
         self.max_error_share = max_error_share
         self.has_environment = has_environment
         self._calls = TimeoutExecutor(deadline_s, max_concurrency)
@@ -73,11 +76,31 @@ class RewardRunner:
             scores = [RewardError(call.error)] * len(part) if call.error else call.value
             for index, value in zip(part, scores, strict=True):
                 values[index][reward.name] = value
-        weights = {ENVIRONMENT: 1.0} | {reward.name: float(reward.weight) for reward in self.rewards}
+        for reward in self.rewards:
+            own = [call for (each, _), call in zip(tasks, calls, strict=True) if each is reward]
+            ends = (call.started + call.seconds for call in own)
+            self.seconds[reward.name] += max(ends, default=0.0) - min((call.started for call in own), default=0.0)
         return [
-            dataclasses.replace(sample, reward=weighted_sum(by_name, weights), rewards=by_name)
+            dataclasses.replace(sample, reward=weighted_sum(by_name, self.weights), rewards=by_name)
             for sample, by_name in zip(samples, values, strict=True)
         ]
+
+    def scale(self, samples: list[Sample], gather_arrays: Callable[[Any], Any]) -> list[Sample]:
+        """Return samples that train, by ascending group, with ``scaled_reward`` where a reward scales. Collective."""
+        if not self._scaling:
+            return samples
+        from rlplug.rewards.scaling import scaled_samples
+
+        return scaled_samples(self._scaling, self.weights, samples, gather_arrays)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of rewards that scale, by their names."""
+        return {reward.name: reward.state_dict() for reward in self._scaling}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; a reward that is not in it starts anew."""
+        for reward in self._scaling:
+            reward.load_state_dict(state.get(reward.name, {}))
 
     @property
     def names(self) -> list[str]:
@@ -107,11 +130,12 @@ class RewardRunner:
         _, name, error, uid = min(ranks.gather(firsts), key=lambda first: first[0])
         calls = [PluginCall(reward, "score") for reward in self.rewards if reward.name == name]
         source = "".join(f", {call}," for call in calls if not call.is_of_core)
+        from rlplug.interfaces.checks.reward_problems import explain_failed
+
         raise RunError(
             f"{num_failed} of {num_samples} samples ({num_failed / num_samples:.0%}) have no reward; "
-            f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r}"
-            f"{source} on prompt {uid!r}: {error.message}. {_remedy(name)}, or raise "
-            "model.limits.max_reward_error_share."
+            f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. "
+            f"{explain_failed(name, source, error.message, uid)}"
         )
 
     def stats(self) -> dict[str, float]:
@@ -147,6 +171,10 @@ class RewardRunner:
     def _counting(self) -> list[Reward]:
         return [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
 
+    @property
+    def _scaling(self) -> list[Any]:
+        return [reward for reward in self.rewards if reward.scales]
+
 
 def start_rewards(rewards: Sequence[Reward], device: torch.device) -> list[str]:
     """Give rewards their device, start what they need, and return what a person should know of them.
@@ -173,14 +201,6 @@ def _calls_of(reward: Reward, samples: Sequence[Sample]) -> list[Sequence[int]]:
 def _score(reward: Reward, samples: Sequence[Sample]) -> Any:
     """Return what a reward returns, which nobody has checked; it may be awaitable."""
     return reward.score([own_copy(sample) for sample in samples])
-
-
-def _remedy(name: str) -> str:
-    if name == ENVIRONMENT:
-        return "Correct model.environment or its data, raise model.turns.step_deadline_s if it needs longer"
-    if name == TRAJECTORY:
-        return "Raise model.partial_rollout.trajectory_deadline_s if trajectories need longer"
-    return "Correct that reward in model.rewards or its data, raise model.limits.reward_deadline_s if it needs longer"
 
 
 def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:

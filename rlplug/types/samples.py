@@ -60,6 +60,7 @@ class Sample(TokenRecord):
         rewards: Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is
             in it.
         reward: Weighted sum of ``rewards``; meaningless when ``errors`` is not empty.
+        scaled_reward: The same of scaled rewards, in a training that scales some.
     """
 
     prompt: Prompt
@@ -76,6 +77,7 @@ class Sample(TokenRecord):
     turns: tuple[tuple[str, str], ...] = ()
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
     reward: float = 0.0
+    scaled_reward: float | None = None
 
     def __post_init__(self) -> None:
         self.convert(token_ids=np.int32, response_mask=np.bool_, rollout_logprobs=np.float32)
@@ -83,6 +85,11 @@ class Sample(TokenRecord):
     @property
     def errors(self) -> dict[str, RewardError]:
         return {name: value for name, value in self.rewards.items() if isinstance(value, RewardError)}
+
+    @property
+    def trained_reward(self) -> float:
+        """What algorithms get: ``scaled_reward``, or ``reward`` where none is scaled."""
+        return self.reward if self.scaled_reward is None else self.scaled_reward
 
     @property
     def num_response_tokens(self) -> int:

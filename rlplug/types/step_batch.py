@@ -75,7 +75,7 @@ class StepBatch:
         return StepBatch(
             lengths=lengths,
             per_sequence={
-                "rewards": np.array([0.0 if s.errors else s.reward for s in samples], dtype=np.float32),
+                "rewards": np.array([0.0 if s.errors else s.trained_reward for s in samples], dtype=np.float32),
                 "reward_valid": np.array([not s.errors for s in samples], dtype=np.bool_),
                 "group_index": np.array([s.group for s in samples], dtype=np.int64),
                 "truncated": np.array([s.finish_reason == "length" for s in samples], dtype=np.bool_),

@@ -16,8 +16,14 @@ from rlplug.observability.phase_timer import PHASES
 KILLED_IN = (*PHASES, "validate", "checkpoint")
 INTERRUPTED_IN = ("sync", "rollout", "advantages", "update", "publish", "validate")
 
+SCALED = (
+    "{class_path: ScaledReward, init_args: {clip: [0, 1], scale: running, reward: {class_path: FunctionReward, "
+    "init_args: {function: examples.quickstart.reward.digits_in_place}}}}"
+)
+"""A reward with a state of its own, which a step that is undone, or lost, must not have changed."""
 RUN = [
     *(*SMALL, "--model.num_steps", "5", "--model.validation.every_n_steps", "2", "--checkpoint.every_n_steps", "2"),
+    *("--model.rewards", f"[{SCALED}]"),
     *("--model.batch.mini_batch_size", "8", "--model.batch.num_epochs", "2", "--model.batch.max_tokens_per_gpu", "64"),
 ]
 ACTOR_CRITIC = [
@@ -38,7 +44,10 @@ REPLAY = [
     *("--model.limits.mismatch_gate", "null"),
 ]
 """With tokens under way that have experts to replay."""
-UNREPEATABLE = ("environment/seconds", "time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/", "offload/")
+UNREPEATABLE = (
+    *("environment/seconds", "reward_seconds/", "time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/"),
+    "offload/",
+)
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
 

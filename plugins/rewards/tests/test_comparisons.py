@@ -13,9 +13,8 @@ from rlplug_rewards.text import ExactMatch
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
+from rlplug.interfaces.checks.reward_problems import check_group_rewards
 from rlplug.rewards import RewardRunner
-from rlplug.setup.checks.training import check_group_rewards
-from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.types import RewardError
 
 
@@ -83,16 +82,13 @@ def test_a_failure_of_one_group_is_its_own(make_sample):
 
 
 def test_groups_of_one_are_refused_before_the_run():
-    validation = ValidationConfig(at_start=True)
     with pytest.raises(ConfigError, match=r"'rank' compares .* model\.batch\.group_size is 1"):
-        check_group_rewards([Rank()], 1, validation, False)
+        check_group_rewards([Rank()], 1, None)
     with pytest.raises(ConfigError, match=r"model\.validation\.num_samples is 1"):
-        check_group_rewards([ExactMatch(), Rank()], 8, validation, True)
-    check_group_rewards(
-        [Rank()], 8, ValidationConfig(at_start=True, num_samples=2, sampling=ValidationSampling()), True
-    )
-    check_group_rewards([Rank()], 8, ValidationConfig(), True)
-    check_group_rewards([ExactMatch()], 1, validation, True)
+        check_group_rewards([ExactMatch(), Rank()], 8, 1)
+    check_group_rewards([Rank()], 8, 2)
+    check_group_rewards([Rank()], 8, None)
+    check_group_rewards([ExactMatch()], 1, 1)
 
 
 def test_pairs_are_shown_in_both_orders(make_sample, pairwise):

@@ -81,7 +81,10 @@ PAIRS = samples(
 OTHERS = {"titan": "TransformersTrainer", "reference": "TorchTitan"}
 """Runs that another trainer is to resume."""
 OF_ONE_RANK = ("rollout/num_tokens",)
-UNREPEATABLE = ("time/", "memory/", "throughput/", "sync/", "rollout/tokens_per_s", "environment/seconds", "offload/")
+UNREPEATABLE = (
+    *("time/", "memory/", "throughput/", "sync/", "rollout/tokens_per_s", "environment/seconds", "reward_seconds/"),
+    "offload/",
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.config import MakeTokenizer, require_same_tokens
 from rlplug.models.critic import CriticConfig
@@ -47,7 +46,12 @@ def check_training(
     """
     check_sampling(config.sampling, config.validation, has_val_prompts)
     check_validation(config)
-    check_group_rewards(config.rewards, batch.group_size, config.validation, has_val_prompts)
+    if any(reward.compares_group or reward.scales_group for reward in config.rewards):
+        from rlplug.interfaces.checks.reward_problems import check_group_rewards
+
+        validation = config.validation
+        validates = has_val_prompts and (validation.at_start or validation.every_n_steps)
+        check_group_rewards(config.rewards, batch.group_size, validation.num_samples if validates else None)
     check_algorithm(config.algorithm, batch, config.critic, config.reference, total_steps)
     trunk = None if config.critic is None else config.critic.trunk
     models = {"policy": config.policy, "reference": config.reference, "critic.trunk": trunk}
@@ -90,29 +94,6 @@ def check_validation(config: RunConfig) -> None:
         raise ConfigError(
             "model.validation.beside_training is true, and model.partial_rollout.max_staleness is 0, so nothing is "
             f"generated while the weights change: set max_staleness to 1 or more, {instead}."
-        )
-
-
-def check_group_rewards(
-    rewards: Sequence[Reward], group_size: int, validation: ValidationConfig, has_val_prompts: bool
-) -> None:
-    """Refuse rewards that compare the samples of a prompt where a prompt has one sample.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
-    comparing = [reward for reward in rewards if reward.compares_group]
-    if comparing and group_size < 2:
-        raise ConfigError(
-            f"model.rewards: reward {comparing[0].name!r} compares the completions of a prompt, and "
-            f"model.batch.group_size is {group_size}: give at least 2."
-        )
-    validates = has_val_prompts and (validation.at_start or validation.every_n_steps)
-    if comparing and validates and validation.num_samples < 2:
-        raise ConfigError(
-            f"model.rewards: reward {comparing[0].name!r} compares the completions of a prompt, and "
-            "model.validation.num_samples is 1: give at least 2 with a temperature above 0, or switch validation off "
-            "(at_start: false, every_n_steps: null)."
         )
 
 

@@ -99,6 +99,8 @@ def rollout_metrics(table: SampleTable, reward_names: Sequence[str]) -> dict[str
     for name, values in zip(reward_names, table["values"].T, strict=True):
         if len(known := values[~np.isnan(values)]):
             metrics[f"reward/{name}"] = statistics.fmean(known.tolist())
+            metrics |= {f"reward/{name}/p{percent}": float(np.percentile(known, percent)) for percent in (10, 50, 90)}
+        metrics[f"reward/{name}/error_share"] = 1 - len(known) / num_samples
     return metrics
 
 

@@ -72,7 +72,7 @@ class DAPO(GRPO):
         if not self.dynamic_sampling:
             return group
         scored = [sample for sample in group if not sample.errors]
-        rewards = torch.tensor([sample.reward for sample in scored], dtype=torch.float32)
+        rewards = torch.tensor([sample.trained_reward for sample in scored], dtype=torch.float32)
         lengths = torch.tensor([sample.num_response_tokens for sample in scored])
         return group if self._has_signal(rewards) and self._has_signal(self._shaped(rewards, lengths)) else ()
 

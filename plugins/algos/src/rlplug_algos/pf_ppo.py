@@ -37,7 +37,7 @@ class PFPPO(PPO):
 
     def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
         valid = [sample for sample in group if not sample.errors]
-        ranked = sorted(valid, key=lambda sample: sample.reward, reverse=True)
+        ranked = sorted(valid, key=lambda sample: sample.trained_reward, reverse=True)
         best, others = ranked[:1], ranked[1:]
         if self.keep == "best" or not others:
             return best

@@ -20,6 +20,7 @@ def rlplug_register_rewards(registry: Registry) -> None:
         "rlplug_rewards.verifiers:ReasoningGymReward",
         "rlplug_rewards.reward_model.remote:RemoteRewardModel",
         "rlplug_rewards.reward_model.reward:RewardModel",
+        "rlplug_rewards.scaling:ScaledReward",
     ):
         registry.add("rewards", place)
 
