@@ -16,6 +16,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 GPU = {"device": "cuda:0", "gpu_gib": 140.0}
 
 LR, TOKENS, REWARDS = "model.optimizer.init_args.lr", "model.sampling.max_new_tokens", "model.rewards"
+KL = "model.algorithm.init_args.kl_coefficient"
+JUDGED = {
+    "reward__judge": 5.0,
+    "reward__judge__p10": 0.0,
+    "reward__judge__p90": 10.0,
+    "reward_counts__judge__requests": 8.0,
+}
 ENTROPY, ALGORITHM, DATA = "model.algorithm.init_args.entropy_coefficient", "model.algorithm", "data.train"
 
 
@@ -47,6 +54,11 @@ def metrics_of(num_steps: int = 40, **columns: Any) -> Metrics:
 
 def keys(found: list[Advice]) -> list[str]:
     return [advice.key for advice in found]
+
+
+def pass_rate(step: int) -> float:
+    """Return a high quantile of a reward that is 0 or 1, of which more are 1 in later steps."""
+    return float(step > 8)
 
 
 def wobble(step: int) -> float:
@@ -81,6 +93,19 @@ def wobble(step: int) -> float:
         ({"rollout__preemptions": 7.0}, ["model.rollout.init_args"]),
         ({"time__rollout": 9.0}, ["model.rollout"]),
         ({"memory__update": 30.0}, ["model.batch.max_tokens_per_gpu"]),
+        ({"reward__error_share": 0.02, "reward_errors__late": 0.015}, ["model.limits.reward_deadline_s"]),
+        ({"reward__error_share": 0.02, "reward_errors__late": 0.005}, [REWARDS]),
+        ({"reward__judge": 0.4, "reward__judge__noise": 0.3}, [REWARDS]),
+        ({"reward__judge": 0.4, "reward__judge__noise": 0.1}, []),
+        (JUDGED | {"reward__judge__ties": 0.6}, [REWARDS]),
+        (JUDGED | {"reward__judge__ties": 0.6, "reward__judge__p10": 9.5}, []),  # it likes nearly all
+        (JUDGED | {"reward__judge__ties": 0.6, "reward_counts__judge__comparisons": 9.0}, []),
+        ({"reward__right": 0.4, "reward__right__ties": 0.9, "reward__right__p90": 1.0}, []),  # no judge
+        (JUDGED | {"reward__right": 0.5, "reward__judge__p90": lambda step: 0.1 * step}, [REWARDS]),
+        ({"reward__right": 0.5, "reward__all": 0.5, "reward__all__p10": 0.0, "reward__all__p90": pass_rate}, []),
+        (JUDGED | {"reward__right": lambda step: 0.5 - step / 100}, []),
+        (JUDGED | {"reward__right": lambda step: 0.5 - step / 100, "reward__judge": lambda step: step / 10}, [KL]),
+        ({"reward__right": lambda step: 0.5 - step / 100, "reward__brief": lambda step: step / 10}, []),
     ],
 )
 def test_each_problem_has_its_advice(columns: dict[str, Any], expected: list[str]) -> None:
@@ -131,7 +156,8 @@ def test_runs_that_were_measured(tmp_path: Path, file: str, expected: list[str])
 
 def test_every_key_and_page_exists() -> None:
     """Catches a link to a section that was renamed, and a key that no configuration has."""
-    source = (ROOT / "plugins/watch/src/rlplug_watch/advice.py").read_text()
+    files = (ROOT / "plugins/watch/src/rlplug_watch" / name for name in ("advice.py", "reward_advice.py"))
+    source = "".join(file.read_text() for file in files)
     pages = set(re.findall(r'^ +"([a-z-]+\.md(?:#[a-z-]+)?)",$', source, re.M))
     assert len(pages) > 5
     for page in pages:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import lines_of, make_run, metric_rows, sample_rows, write_samples
 from rlplug_watch.report import figures
-from rlplug_watch.report.figures import build_figures
+from rlplug_watch.report.figures import build_figures, reward_functions
 from rlplug_watch.report.run_data import Metrics, SampleRecord, read_run
 from rlplug_watch.report.series import Series, bucket_means, keep_extremes, smooth
 from rlplug_watch.report.summary import best_and_worst, duration, number
@@ -85,6 +85,25 @@ def test_the_band_stays_within_the_rewards(steps: list[list[float]]) -> None:
     assert min(low["y"]) >= min(map(min, steps)) - 1e-3
     assert max(high["y"]) <= max(map(max, steps)) + 1e-3
     assert all(below <= above + 1e-3 for below, above in zip(low["y"], high["y"], strict=True))
+
+
+def test_each_reward_has_a_figure_of_its_quantiles_and_no_statistic_is_a_reward() -> None:
+    """Catches an area of quantiles with other edges, and p10 among the lines of reward functions."""
+    statistics = {"/p10": (0.0, 0.1, 0.2), "/p50": (0.5, 0.5, 0.6), "/p90": (1.0, 2.0, 3.0), "/ties": (0.5, 0.5, 0.1)}
+    columns = {"reward/mean": (0.5, 0.6, 0.7), "reward/a": (0.4, 0.5, 0.6), "reward/b": (1.0, 2.0, 1.0)}
+    columns |= {f"reward/a{name}": values for name, values in statistics.items()} | {"reward/c/error_share": (1.0,) * 3}
+    metrics = Metrics((1, 2, 3), columns)
+    assert reward_functions(metrics) == ["reward/a", "reward/b"]
+    by_title = {figure.title: figure for figure in build_figures(metrics)[0]}
+    assert [entry.label for entry in by_title["Reward functions"].legend] == ["a", "b"]
+    values = by_title["Values of a"]
+    go.Figure({"data": values.spec["data"], "layout": values.spec["layout"]})
+    assert [tuple(trace["y"]) for trace in values.traces] == [
+        *(statistics[f"/p{p}"] for p in (10, 90, 50)),
+        columns["reward/a"],
+    ]
+    assert [entry.label for entry in values.legend] == ["median", "mean", "80% of the samples"]
+    assert "Values of b" not in by_title
 
 
 def test_a_critic_has_figures_and_nothing_of_it_is_missed_without_one() -> None:

@@ -40,8 +40,8 @@ class ScaledReward(Reward):
     Args:
         reward: The reward, with a weight of 1.
         clip: Lowest and highest value: ``[-5, 5]``, or ``[0, null]`` without a highest. By default none.
-        scale: ``none``; ``group``, by mean and deviation of the prompt's values; ``running``, by the run's deviation.
-        weight: Factor of the scaled value in the sum that trains.
+        scale: By mean and deviation of the prompt's values (``group``), or the deviation of the run's (``running``).
+        weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); that of ``reward`` by default.
 
     Raises:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
-from statistics import fmean, median, pvariance
+from statistics import fmean, median
 from typing import Any, Final
 
+from rlplug_watch.measures import LEAST_STEPS, STANDARD_ERRORS, Advice, change_of, late_mean, quarters_of
 from rlplug_watch.report.run_data import Metrics
-from rlplug_watch.report.series import Series
+from rlplug_watch.reward_advice import REWARD_RULES, late_rewards
 
 MOST: Final = 5
 """Most pieces of advice about a run."""
-DOCS: Final = f"https://github.com/rlplug/rlplug/blob/v{version('rlplug')}/docs/"
-"""Pages of the installed version."""
 
-LEAST_STEPS: Final = 20
-"""Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most
-completions of a policy may still be cut, and most groups be equal."""
-STANDARD_ERRORS: Final = 2.0
-"""Means that are closer than this many standard errors of their difference are taken as equal: a test at 5%."""
 TRUNCATED: Final = 0.1
 """Share of completions cut at their longest length, in the last quarter. In ``benchmarks/results``, runs whose mean
 reward ended above 0.4 had at most 0.023 there, and one that ended at 0.31 had 0.94."""
@@ -57,23 +48,6 @@ MEMORY_USED: Final = 0.5
 tokens, so below a half twice as many fit."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One piece of advice."""
-
-    text: str
-    """What was measured, and what to do."""
-    key: str
-    """The option to change, as in a configuration: ``model.sampling.max_new_tokens``."""
-    page: str
-    """Page of ``docs/`` that explains it, with the section: ``algorithms.md#dynamic-sampling``."""
-
-    @property
-    def url(self) -> str:
-        """Address of the page."""
-        return DOCS + self.page
-
-
 def advise(metrics: Metrics, info: Mapping[str, Any]) -> list[Advice]:
     """Return what a run's metrics suggest, the most severe first; nothing about what was not measured.
 
@@ -92,27 +66,6 @@ def advise(metrics: Metrics, info: Mapping[str, Any]) -> list[Advice]:
 # ---- what is measured -----------------------------------------------------------------------------------------------
 
 
-def _quarters(series: Series) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the values of the first and of the last quarter; ``None`` for a run that is too short to judge."""
-    if len(series) < LEAST_STEPS:
-        return None
-    count = len(series) // 4
-    return series.values[:count], series.values[-count:]
-
-
-def _late(metrics: Metrics, name: str) -> float | None:
-    """Return the mean of the last quarter of a metric, of one step at least."""
-    values = metrics.series(name).values
-    return fmean(values[-max(1, len(values) // 4) :]) if values else None
-
-
-def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float:
-    """Return the difference of two means in its standard errors; steps are taken as independent."""
-    difference = fmean(after) - fmean(before)
-    error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
-    return difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
-
-
 def _learning_rate_is_zero(metrics: Metrics) -> bool:
     rates = metrics.series("policy/lr").values
     return bool(rates) and not any(rates)
@@ -125,7 +78,7 @@ def _never_differs(metrics: Metrics) -> bool:
 
 
 def _is_solved(metrics: Metrics) -> bool:
-    late = _late(metrics, "reward/mean")
+    late = late_mean(metrics, "reward/mean")
     highest = max(metrics.series("reward/max").values or metrics.series("reward/mean").values, default=0.0)
     return late is not None and highest > 0 and late >= SOLVED * highest
 
@@ -134,7 +87,7 @@ def _rises(metrics: Metrics, name: str) -> bool:
     """Return whether a metric rose from its third to its last quarter."""
     values = metrics.series(name).values
     count = len(values) // 4
-    return count >= LEAST_STEPS // 4 and _change(values[-2 * count : -count], values[-count:]) > STANDARD_ERRORS
+    return count >= LEAST_STEPS // 4 and change_of(values[-2 * count : -count], values[-count:]) > STANDARD_ERRORS
 
 
 def _is_on_gpu(info: Mapping[str, Any]) -> bool:
@@ -166,16 +119,18 @@ def _skipped_updates(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advi
 def _failed_rewards(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     shares = metrics.series("reward/error_share").values
     if shares and fmean(shares) > REWARD_ERRORS:
+        is_late = late_rewards(metrics)
         yield Advice(
-            f"The reward of {fmean(shares):.0%} of the samples failed, and these trained nothing. reward_errors.jsonl "
-            "has each with its error.",
-            "model.rewards",
+            f"The reward of {fmean(shares):.0%} of the samples failed, and these trained nothing. "
+            + ("Most missed the deadline: raise it. " if is_late else "")
+            + "reward_errors.jsonl has each with its error.",
+            "model.limits.reward_deadline_s" if is_late else "model.rewards",
             "rewards-and-data.md#deadlines-and-errors",
         )
 
 
 def _equal_rewards(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    mean = _late(metrics, "reward/mean")
+    mean = late_mean(metrics, "reward/mean")
     if _never_differs(metrics) and mean is not None:
         yield Advice(
             f"Every completion of a step got the same reward ({mean:.3g} at the end), so nothing could be learned. "
@@ -187,7 +142,7 @@ def _equal_rewards(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice
 
 
 def _truncated(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    share = _late(metrics, "completion/truncated_share")
+    share = late_mean(metrics, "completion/truncated_share")
     if share is not None and share > TRUNCATED:
         yield Advice(
             f"{share:.0%} of the completions were cut off at the longest length in the last quarter of the run. Raise "
@@ -198,11 +153,11 @@ def _truncated(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
 
 
 def _flat_reward(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    quarters = _quarters(metrics.series("reward/mean"))
+    quarters = quarters_of(metrics.series("reward/mean"))
     if quarters is None or _never_differs(metrics) or _learning_rate_is_zero(metrics) or _is_solved(metrics):
         return
     before, after = quarters
-    change, means = _change(before, after), f"from {fmean(before):.3g} to {fmean(after):.3g}"
+    change, means = change_of(before, after), f"from {fmean(before):.3g} to {fmean(after):.3g}"
     if change < -STANDARD_ERRORS:
         yield Advice(
             f"The mean reward fell, {means} between the first and the last quarter of the run. Lower the learning "
@@ -221,7 +176,7 @@ def _flat_reward(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
 
 def _groups_without_signal(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     degenerate, rejected = (
-        _late(metrics, name) or 0.0 for name in ("advantages/degenerate_groups", "filter/rejected_groups")
+        late_mean(metrics, name) or 0.0 for name in ("advantages/degenerate_groups", "filter/rejected_groups")
     )
     if max(degenerate, rejected) <= NO_SIGNAL or _never_differs(metrics):
         return
@@ -257,7 +212,7 @@ def _entropy(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     windows = [fmean(entropy[at : at + ENTROPY_STEPS]) for at in range(len(entropy) - ENTROPY_STEPS + 1)]
     lowest = min(windows)
     if first > 0 and lowest < (1 - ENTROPY_SPENT) * first:
-        mean = _late(metrics, "reward/mean")
+        mean = late_mean(metrics, "reward/mean")
         reward = "" if mean is None else f", and the mean reward stands at {mean:.3g}"
         yield Advice(
             f"The policy's entropy fell from {first:.3g} to {lowest:.3g} nats per token{reward}: completions of a "
@@ -268,7 +223,7 @@ def _entropy(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
 
 
 def _mismatch(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    quarters = _quarters(metrics.series("mismatch/mean"))
+    quarters = quarters_of(metrics.series("mismatch/mean"))
     if quarters is None:
         return
     before, after = map(median, quarters)
@@ -285,7 +240,7 @@ def _waiting(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     time = sum(metrics.series("time/step").values)
     waits, idle = (sum(metrics.series(f"partial/{name}").values) for name in ("wait_s", "engine_idle_s"))
     if time and waits > WAITING * time and waits >= idle:
-        if (busy := _late(metrics, "rollout/api_cpu")) is not None and busy > API_BUSY:
+        if (busy := late_mean(metrics, "rollout/api_cpu")) is not None and busy > API_BUSY:
             yield Advice(
                 f"The trainer waited for groups in {waits / time:.0%} of the time, and a process that answers the "
                 f"engine's requests used {busy:.0%} of a core. Let more of them answer (vLLM: api_server_count).",
@@ -352,6 +307,7 @@ RULES: Final[tuple[Callable[[Metrics, Mapping[str, Any]], Iterator[Advice]], ...
     _equal_rewards,
     _flat_reward,
     _groups_without_signal,
+    *REWARD_RULES,
     _mismatch,
     _waiting,
     _preemptions,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlplug.distributed.strategy import RLFSDP2Strategy
     from rlplug.interfaces import ExperimentLog, RunObserver
     from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
+    from rlplug.types import Rollout
 
 RLPLUG_API_VERSION = ">=3.1,<4"
 
@@ -34,6 +35,13 @@ def rlplug_make_observer() -> RunObserver:
     from rlplug_watch.report_writer import ReportWriter
 
     return ReportWriter()
+
+
+@hookimpl
+def rlplug_after_rollout(rollout: Rollout) -> dict[str, float]:
+    from rlplug_watch.reward_statistics import reward_statistics
+
+    return reward_statistics(rollout.drawn)
 
 
 @hookimpl

@@ -101,8 +101,11 @@ class Figure:
         at = dict(_points(middle))
         below = tuple(max(at[step] - spread_at[step], least_at.get(step, -math.inf)) for step in steps)
         above = tuple(min(at[step] + spread_at[step], most_at.get(step, math.inf)) for step in steps)
-        edges = (Series(steps, below), Series(steps, above))
-        low, high = (smooth(edge) if len(edge) >= MIN_SMOOTHED else edge for edge in edges)
+        self.add_area(label, hue, Series(steps, below), Series(steps, above))
+
+    def add_area(self, label: str, hue: str, low: Series, high: Series) -> None:
+        """Add the area between two lines, which have the same steps."""
+        low, high = (smooth(edge) if len(edge) >= MIN_SMOOTHED else edge for edge in (low, high))
         hidden = {"mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": f"var(--{hue})"}}
         filled = hidden | {"fill": "tonexty", "fillcolor": f"var(--{hue}-soft)"}
         self.add(label, hue, [_trace(label, low) | hidden, _trace(label, high) | filled], "band")

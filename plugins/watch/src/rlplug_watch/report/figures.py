@@ -33,6 +33,9 @@ PHASE_HUES: Final[Mapping[str, str]] = {
 MEMORY_PHASES: Final[tuple[str, ...]] = ("rollout", "logprobs", "update")
 """Phases whose memory has a line of its own; the highest of all others is one line more."""
 
+_STATISTICS: Final = ("/error_share", "/ties")
+"""Ends of the columns of a reward's statistics that a step has without its mean, where all of its values failed."""
+
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
 
 
@@ -65,6 +68,22 @@ def by_section(figures: Sequence[Figure]) -> list[tuple[Section, list[Figure]]]:
     return sections
 
 
+def _quantiles(metrics: Metrics) -> list[Figure]:
+    """Return a figure of each reward's values over the steps: median, and the area that has 80% of the samples."""
+    figures = []
+    for name in reward_functions(metrics):
+        low, middle, high = (metrics.series(f"{name}/p{percent}") for percent in (10, 50, 90))
+        if len(middle) > 1 and low.steps == middle.steps == high.steps:
+            label = name.removeprefix("reward/")
+            figure = Figure("Learning", f"Values of {label}", "unweighted, of each sample")
+            figure.add_area("80% of the samples", "blue", low, high)
+            figure.add_line("median", "blue", middle)
+            figure.add_line("mean", "orange", metrics.series(name))
+            figure.legend = [*figure.legend[1:], figure.legend[0]]  # the area is drawn first, below the lines
+            figures.append(figure)
+    return figures
+
+
 def _optional(metrics: Metrics) -> list[Figure]:
     """Return the figures that only some runs have, and that are not named as absent in others."""
     figures = [figure for chart in OPTIONAL_CHARTS if (figure := _lines(metrics, chart)) is not None]
@@ -74,6 +93,7 @@ def _optional(metrics: Metrics) -> list[Figure]:
         for name, hue in zip(functions, _hues(len(functions)), strict=True):
             figure.add_line(name.removeprefix("reward/"), hue, metrics.series(name))
         figures.append(figure)
+    figures += _quantiles(metrics)
     rates = [name for name in _validation_columns(metrics) if "pass@" in name]
     if rates and not _is_unit_scale(metrics):
         figure = Figure("Learning", "Validation", "share of prompts solved", y_axis=SHARE)
@@ -108,9 +128,10 @@ def _reward(metrics: Metrics) -> Figure | None:
 
 
 def reward_functions(metrics: Metrics) -> list[str]:
-    """Return the columns of single reward functions."""
+    """Return the columns of single reward functions, without those of their statistics, ``reward/<name>/p10``."""
     summary = {f"reward/{name}" for name in SUMMARY_NAMES}
-    return [name for name in metrics.starting_with("reward/") if name not in summary]
+    found = [name for name in metrics.starting_with("reward/") if name not in summary]
+    return [name for name in found if name.rpartition("/")[0] not in metrics.columns and not name.endswith(_STATISTICS)]
 
 
 def _validation_columns(metrics: Metrics) -> list[str]:

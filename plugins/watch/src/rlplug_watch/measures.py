@@ -1,0 +1,59 @@
+"""What advice is made from: a piece of it, and how a metric went over a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.metadata import version
+from statistics import fmean, pvariance
+from typing import Final
+
+from rlplug_watch.report.run_data import Metrics
+from rlplug_watch.report.series import Series
+
+DOCS: Final = f"https://github.com/rlplug/rlplug/blob/v{version('rlplug')}/docs/"
+"""Pages of the installed version."""
+
+LEAST_STEPS: Final = 20
+"""Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most
+completions of a policy may still be cut, and most groups be equal."""
+STANDARD_ERRORS: Final = 2.0
+"""Means that are closer than this many standard errors of their difference are taken as equal: a test at 5%."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One piece of advice."""
+
+    text: str
+    """What was measured, and what to do."""
+    key: str
+    """The option to change, as in a configuration: ``model.sampling.max_new_tokens``."""
+    page: str
+    """Page of ``docs/`` that explains it, with the section: ``algorithms.md#dynamic-sampling``."""
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return DOCS + self.page
+
+
+def quarters_of(series: Series) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the values of the first and of the last quarter; ``None`` for a run that is too short to judge."""
+    if len(series) < LEAST_STEPS:
+        return None
+    count = len(series) // 4
+    return series.values[:count], series.values[-count:]
+
+
+def late_mean(metrics: Metrics, name: str) -> float | None:
+    """Return the mean of the last quarter of a metric, of one step at least."""
+    values = metrics.series(name).values
+    return fmean(values[-max(1, len(values) // 4) :]) if values else None
+
+
+def change_of(before: tuple[float, ...], after: tuple[float, ...]) -> float:
+    """Return the difference of two means in its standard errors; steps are taken as independent."""
+    difference = fmean(after) - fmean(before)
+    error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
+    return difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
