@@ -38,9 +38,9 @@ class ScaledReward(Reward):
     checkpoint has count, mean and deviation of ``running``; one without them starts anew.
 
     Args:
-        reward: The reward, with a weight of 1.
-        clip: Lowest and highest value: ``[-5, 5]``, or ``[0, null]`` without a highest. By default none.
-        scale: By mean and deviation of the prompt's values (``group``), or the deviation of the run's (``running``).
+        reward: The reward, whose own weight is 1.
+        clip: Lowest and highest value, ``[-5, 5]`` or ``[0, null]``.
+        scale: By mean and deviation of a prompt (``group``), or the run's deviation (``running``).
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); that of ``reward`` by default.
 
