@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from report_runs import lines_of
-from rlplug_watch.advice import MOST, RULES, Advice, advise
+from rlplug_watch.advice import MOST, RULES, advise
+from rlplug_watch.measures import Advice
 from rlplug_watch.report.run_data import Metrics, read_metrics
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlplug_watch.advice import Advice
+from rlplug_watch.measures import Advice
 from rlplug_watch.report.run_data import Metrics
 
 LEAST_STEPS: Final = 4

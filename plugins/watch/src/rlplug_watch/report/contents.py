@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug.interfaces.memory import PLAN_PHASES
-from rlplug_watch.advice import Advice, advise
+from rlplug_watch.advice import advise
 from rlplug_watch.levers import levers
+from rlplug_watch.measures import Advice
 from rlplug_watch.report.figure import Figure, Section
 from rlplug_watch.report.figures import PHASE_HUES, build_figures, by_section
 from rlplug_watch.report.run_data import Metrics, RunData
