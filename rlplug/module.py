@@ -33,9 +33,8 @@ from rlplug.plugin_manager import plugins
 from rlplug.recording.run_folder import RunFolder
 from rlplug.rollout.source import RolloutRequest
 from rlplug.setup.build import make_step_training, make_update
-from rlplug.setup.start import RunModule, make_mismatch_gate, validation_request
+from rlplug.setup.start import RunModule, freeze_gc, limit_host_threads, make_mismatch_gate, validation_request
 from rlplug.training.advantages import compute_advantages
-from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.mismatch_gate import MismatchGate
 from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, sample_table, source_metrics
 from rlplug.training.samples.selection import GroupSelection

@@ -50,8 +50,8 @@ _WRONG_CLASS: Final = re.compile(
     r"(?:Import path |.*Expected '|\")([^\s'\"]+)(?: does not correspond to|' to be|\" is not) "
     r"a (subclass of|function that returns) (.+?)\.*(?: Got value: .*)?$"
 )
-_LIBRARIES: Final = ("torch", "lightning")
-"""Packages of which a frame says little about who needed memory."""
+_LIBRARY: Final = re.compile(r"/site-packages/(torch|lightning)/")
+"""Files of which a frame says little about who needed memory."""
 _ABSTRACT: Final = re.compile(r"Expected an instantiatable class, but (\S+) is abstract")
 
 
@@ -60,10 +60,8 @@ def explain_failure(error: Exception) -> tuple[str, bool]:
     call, problem = failed_call(error), describe(error, with_line=True)
     if (cause := out_of_memory(error)) is not None:
         text = " ".join(describe(cause).split()).partition(": ")[2]
-        if notes := getattr(error, "__notes__", ()):
-            text = text.partition(" GPU ")[0]  # they have the numbers that follow
-        else:
-            text = f"{text} (rlplug --debug shows the traceback)"
+        notes = getattr(error, "__notes__", ())  # they have the numbers that follow
+        text = text.partition(" GPU ")[0] if notes else f"{text} (rlplug --debug shows the traceback)"
         place = _place_of(cause) + ("" if call is None else f", in a call of {call}")
         return "\n".join([f"out of memory, allocated in {place}: {text}", *notes]), False
     if call is None:
@@ -73,11 +71,9 @@ def explain_failure(error: Exception) -> tuple[str, bool]:
 
 def _place_of(error: BaseException) -> str:
     """Return file, line and function that raised an error, outside of torch."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    packages = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
-    own = [each for each, package in zip(frames, packages, strict=True) if package not in _LIBRARIES] or frames
-    places = [f"{Path(frame.f_code.co_filename).name}:{line} ({frame.f_code.co_name})" for frame, line in own[-1:]]
-    return "".join(places) or "an unknown place"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames
+    return "".join(f"{Path(f.filename).name}:{f.lineno} ({f.name})" for f in own[-1:]) or "an unknown place"
 
 
 def explain_value(key: str, lines: list[str]) -> str:

@@ -9,9 +9,9 @@ from typing import Any, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rlplug.cli.configuration.early_checks import unknown_key
+from rlplug.cli.configuration.early_checks import hint, unknown_key
 from rlplug.config import RunConfig
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError
 
 MAX_LENGTH: Final = 800
 """Longest message, in characters."""
@@ -63,12 +63,8 @@ class RLArgumentParser(LightningArgumentParser):
             name = next(filter(None, found.groups()))
             return unknown_key(name, self._keys())
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
-            from rlplug.cli.configuration.four_bits import explain_four_bits
-
-            if (why := explain_four_bits(found[1])) is not None:
-                return why
             options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]
-            return f"there is no option {found[1]!r}.{did_you_mean(found[1], options)} Options: {', '.join(options)}."
+            return f"there is no option {found[1]!r}.{hint(found[1], options)} Options: {', '.join(options)}."
         if found := _NO_SUBCLASS.search(message):
             blocks = [f"model.{name}" for name, hint in get_type_hints(RunConfig).items() if found[1] in str(hint)]
             return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."

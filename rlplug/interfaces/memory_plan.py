@@ -67,8 +67,6 @@ class MemoryDecisions:
     notes: list[str]
 
 
-# ---- memory that ran out --------------------------------------------------------------------------------------------
-
 _RAN_OUT: Final = re.compile(
     r"CUDA out of memory|CUDA (driver )?error: out of memory|Cuda failure .{0,4}out of memory|cudaErrorMemoryAllocation"
     r"|Triton Error \[CUDA\]: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"

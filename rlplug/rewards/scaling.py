@@ -30,7 +30,6 @@ class ScalingReward(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 

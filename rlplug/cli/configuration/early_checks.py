@@ -109,10 +109,10 @@ def _keys(block: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def unknown_key(name: str, keys: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    from rlplug.cli.configuration.four_bits import explain_four_bits
+    return f"there is no key {shorten(name)}.{hint(name, keys)} All keys: rlplug fit --help=all"
 
-    if (why := explain_four_bits(name)) is not None:
-        return why
-    hint: str | None = plugins().hook.rlplug_explain_key(name=name)
-    near = f" {hint}" if hint else did_you_mean(name, keys)
-    return f"there is no key {shorten(name)}.{near} All keys: rlplug fit --help=all"
+
+def hint(name: str, keys: Sequence[str]) -> str:
+    """Return what may be meant by a name that does not exist, as plugins know it, or by a similar one; or nothing."""
+    known: str | None = plugins().hook.rlplug_explain_key(name=name)
+    return f" {known}" if known else did_you_mean(name, keys)

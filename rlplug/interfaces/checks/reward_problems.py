@@ -48,9 +48,7 @@ def explain_failed(name: str, source: str, message: str, uid: str) -> str:
     elif name == TRAJECTORY:
         fix = "Raise model.partial_rollout.trajectory_deadline_s if trajectories need longer"
     else:
-        fix = (
-            "Correct that reward in model.rewards or its data, raise model.limits.reward_deadline_s if it needs longer"
-        )
+        fix = "Correct that reward in model.rewards or its data, raise model.limits.reward_deadline_s if it is slow"
     return (
         f"First error, of reward {name!r}{source} on prompt {uid!r}: {message}. {fix}, or raise "
         "model.limits.max_reward_error_share."
@@ -72,6 +70,4 @@ def check_group_rewards(rewards: Sequence[Any], group_size: int, num_validated: 
                 "off (at_start: false, every_n_steps: null)"
             )
         if problem:
-            raise ConfigError(
-                f"model.rewards: reward {reward.name!r} compares the completions of a prompt, and {problem}."
-            )
+            raise ConfigError(f"model.rewards: {reward.name!r} compares the completions of a prompt, and {problem}.")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlplug.errors import shorten
+from rlplug_migrate.four_bits import explain_four_bits
 from rlplug_migrate.keys import Framework, Key
 from rlplug_migrate.openrlhf import OPENRLHF
 from rlplug_migrate.trl import TRL
@@ -16,6 +17,8 @@ FRAMEWORKS: Final = {"verl": VERL, "trl": TRL, "openrlhf": OPENRLHF}
 
 def explain_key(name: str) -> str | None:
     """Return what a key of another framework is here, as a sentence, or ``None`` where none has it."""
+    if (why := explain_four_bits(name)) is not None:
+        return why
     found = [(command, framework, key) for command, framework, key in _owners(name)]
     if found:
         command, framework, key = found[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlplug.training.host_tuning import freeze_gc, limit_host_threads
+from rlplug.setup.start import freeze_gc, limit_host_threads
 
 
 @pytest.fixture
