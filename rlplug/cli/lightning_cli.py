@@ -29,7 +29,6 @@ from rlplug.distributed.durable_files import require_no_file
 from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
 from rlplug.errors import ConfigError, RLPlugError, RunError
-from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.module import RLModule
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
@@ -194,6 +193,8 @@ def run_lightning(arguments: list[str]) -> int:
     except RLPlugError:
         raise
     except RuntimeError as error:
+        from rlplug.interfaces.memory_plan import out_of_memory
+
         if out_of_memory(error) or (message := lost_rank(error)) is None:  # NCCL's own allocations fail too
             raise
         raise RunError(message) from error

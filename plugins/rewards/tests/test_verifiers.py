@@ -113,7 +113,7 @@ HANGS = r"\sum_{k=1}^{9^{9^{9}}} k^{9^{9}}"
 
 def test_a_number_beyond_all_memory_is_an_error_and_stops_no_other_sample(make_sample):
     # sympy computes 9**(9**9) in one C call, under the interpreter's lock: in a thread, no deadline could fire
-    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\sum_{k=1}^{n} k")
+    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\int_0^n k\,dk")
     start = time.perf_counter()
     first, *others = RewardRunner([MathVerify(timeout_s=1.0, num_processes=2)]).score(
         [hangs, *[make_sample(r"\boxed{4}")] * 8]
@@ -125,7 +125,7 @@ def test_a_number_beyond_all_memory_is_an_error_and_stops_no_other_sample(make_s
 
 def test_a_child_that_ended_is_replaced(make_sample):
     reward = MathVerify(timeout_s=1.0, num_processes=1)
-    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\sum_{k=1}^{n} k")
+    hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\int_0^n k\,dk")
     first, second, third = reward.score([make_sample(r"\boxed{4}"), hangs, make_sample(r"\boxed{4}")])
     assert (first, third) == (1.0, 1.0)
     assert isinstance(second, RewardError)
@@ -142,7 +142,7 @@ def test_children_end_with_the_process():
         "from rlplug_rewards.isolation import ScorerPool\n"
         "pool = ScorerPool('math_verify', 2, 1.0)\n"
         "print(pool.score(['4'], '4', True), flush=True)\n"
-        f"hangs = ([r'\\sum_{{k=1}}^{{n}} k'], r'{HANGS}', True)\n"
+        f"hangs = ([r'\\int_0^n k\\,dk'], r'{HANGS}', True)\n"
         "threading.Thread(target=pool.score, args=hangs, daemon=True).start()\n"
         "time.sleep(0.5)\n"
         "print(*[child.pid for child in pool._pool._workers])\n"

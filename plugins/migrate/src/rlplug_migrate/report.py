@@ -1,8 +1,9 @@
-"""What was not converted and what has changed its meaning, as tables; and the table of all keys as Markdown."""
+"""What was not converted and what has changed its meaning, as lists; and the table of all keys as Markdown."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -21,20 +22,14 @@ TOPICS: Final[Mapping[str, str]] = {
 
 
 def print_report(draft: Draft, doubts: Mapping[str, str]) -> None:
-    """Print both tables to stderr; nothing where all was converted."""
-    from rich.console import Console
-
-    from rlplug.observability.terminal import make_table
-
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    name = draft.given.framework.name
-    if rows := [*_grouped(draft), *doubts.items()]:
-        console.print(make_table((f"key of {name}", "why it is left out"), rows, "without a counterpart"))
-    if draft.changed:
-        changed = list(dict.fromkeys(draft.changed))
-        console.print(
-            make_table((f"key of {name}", "here", "what it means here"), changed, "what means something else")
-        )
+    """Print both lists to stderr; nothing where all was converted."""
+    lacking = [f"{key}: {why}" for key, why in (*_grouped(draft), *doubts.items())]
+    changed = [f"{key} -> {ours}: {what}" for key, ours, what in dict.fromkeys(draft.changed)]
+    for title, lines in (("without a counterpart", lacking), ("with another meaning here", changed)):
+        if lines:
+            print(f"{draft.given.framework.name}'s keys, {title}:", file=sys.stderr)
+        for line in lines:
+            print(textwrap.fill(line, 118, initial_indent="  ", subsequent_indent="      "), file=sys.stderr)
 
 
 def _grouped(draft: Draft) -> Iterator[tuple[str, str]]:
