@@ -56,7 +56,7 @@ def explain_failed(name: str, source: str, message: str, uid: str) -> str:
 
 
 def check_group_rewards(rewards: Sequence[Any], group_size: int, num_validated: int | None) -> None:
-    """Raise ``ConfigError`` for a reward that compares a prompt's samples, of which it has one (``None``: not held out)."""
+    """Raise ``ConfigError`` for a reward that compares a prompt's samples where it has one (``None``: not held out)."""
     for reward in rewards:
         problem = ""
         if (reward.compares_group or reward.scales_group) and group_size < 2:
