@@ -57,7 +57,7 @@ def test_nodes_that_have_everything_get_a_port_for_each_task() -> None:
         ({"missing": ["runs/x"], "folder": "/home"}, r"^b: runs/x is not there \(in /home\): .*all nodes share"),
         ({"used_ports": [8000]}, r"^b: port 8000 of 127\.0\.0\.1 is in use: .*launch\.servers\.port"),
         ({"free_ports": []}, r"^b: its address 127\.0\.0\.1 is not one of its own"),
-        ({"time": time.time() - 3600}, r"^b: its clock is \d{4} s off"),
+        ({"time": time.time() - 3600}, r"^b: its clock is \d{4,} s off"),
         ({"versions": {}}, r"^b: torch is not installed there and .* here"),
         ({"error": "no such host"}, r"^b: no such host"),
     ],
