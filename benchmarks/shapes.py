@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,22 @@ def write_config(shape: str, folder: Path, num_layers: int | None = None) -> Pat
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
     config.save_pretrained(folder / shape)
     return folder / shape
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a step's model and rows, and of how often it is measured."""
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="llama-1.7b")
+    add("--layers", type=int, help="blocks of the model, instead of the shape's")
+    add("--rows", type=int, default=128, help="completions a step")
+    add("--prompt", type=int, default=256, help="tokens")
+    add("--completion", type=int, default=512, help="tokens, on average")
+    add("--heavy-tail", action="store_true", help="lognormal completions of the same total")
+    add("--longest", type=int, default=8192, help="tokens of the longest row with --heavy-tail")
+    add("--smallest", type=int, default=1, help="tokens of the shortest completion with --heavy-tail")
+    add("--warm-up", type=int, default=2)
+    add("--repeats", type=int, default=3)
+    add("--out", type=Path, help="folder for update.jsonl")
 
 
 def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest: int, smallest: int = 1) -> list[int]:

@@ -38,7 +38,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
 from rlplug_optims.shared_prefixes.layout import PrefixLayout
 from rlplug_trainer_titan import TorchTitan
-from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
+from shapes import add_workload, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 from torch import nn
 from update_comparison import Comparison
 
@@ -319,13 +319,7 @@ def run(options: argparse.Namespace, variant: str, strategy: dict[str, Any], fol
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
-    parser.add_argument("--rows", type=int, default=128, help="completions a step")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--completion", type=int, default=512, help="tokens, on average")
-    parser.add_argument("--heavy-tail", action="store_true", help="lognormal completions of the same total")
-    parser.add_argument("--longest", type=int, default=8192, help="tokens of the longest row with --heavy-tail")
-    parser.add_argument("--smallest", type=int, default=1, help="tokens of the shortest completion with --heavy-tail")
+    add_workload(parser)
     parser.add_argument("--max-tokens", type=int, default=16384, help="per micro-batch and GPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd keeps no state")
@@ -337,13 +331,9 @@ def parse() -> argparse.Namespace:
         "--strategy", type=yaml.safe_load, nargs="+", default=[{}], help="options of RLFSDP2Strategy, as YAML, each"
     )
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters on all linear layers alone")
-    parser.add_argument("--layers", type=int, help="blocks of the model, instead of the shape's")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["update", "logprobs"])
-    parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
     parser.add_argument("--reference", type=Path, help="file of the gradients to compare with; written where missing")
-    parser.add_argument("--out", type=Path, help="folder for update.jsonl")
     options = parser.parse_args()
     is_liger = ["Liger" in VARIANTS[variant.removesuffix(SHARED)] for variant in options.variants]
     if is_liger != sorted(is_liger):

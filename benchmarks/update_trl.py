@@ -30,7 +30,7 @@ import trl
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 from rlplug_devkit.padded_rows import PaddedRows
-from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
+from shapes import add_workload, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import (
@@ -218,21 +218,11 @@ def run(options: argparse.Namespace, variant: str, micro_batch: int, config: Pat
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
-    parser.add_argument("--rows", type=int, default=128, help="completions a step")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--completion", type=int, default=512, help="tokens, on average")
-    parser.add_argument("--heavy-tail", action="store_true", help="lognormal completions of the same total")
-    parser.add_argument("--longest", type=int, default=8192, help="tokens of the longest row with --heavy-tail")
-    parser.add_argument("--smallest", type=int, default=1, help="tokens of the shortest completion with --heavy-tail")
+    add_workload(parser)
     parser.add_argument("--group-size", type=int, default=8, help="completions of one prompt; TRL wants two or more")
     parser.add_argument("--micro-batch", type=int, nargs="+", default=[16], metavar="ROWS", help="rows a pass, each")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain"], metavar="NAME")
     parser.add_argument("--weights", default="float32", choices=["float32", "bfloat16"], help="dtype that trains")
-    parser.add_argument("--layers", type=int, help="blocks of the model, instead of the shape's")
-    parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="folder for update.jsonl")
     options = parser.parse_args()
     if options.group_size < 2 or options.rows % options.group_size:
         parser.error(f"--group-size {options.group_size} must be 2 or more and divide --rows {options.rows}")

@@ -280,9 +280,7 @@ LITTLE: Final[tuple[Lever, ...]] = (
             + ("max_tokens_per_gpu" if facts.sizes.micro_batch_size is None else "micro_batch_size_per_gpu")
         ),
         _smaller_passes,
-        lambda facts, size: (
-            with_budget(facts, size) if facts.sizes.micro_batch_size is None else with_rows(facts, size)
-        ),
+        _with_passes,
         "more, smaller passes",
     ),
     Lever(
@@ -314,9 +312,7 @@ LITTLE: Final[tuple[Lever, ...]] = (
         lambda facts: _if_added(facts, "GradientCheckpointing", not _recomputes_all(facts)),
         _adds("all"),
         "an update took 1.24 times as long",
-        note=lambda facts: (
-            ", in place of SelectiveCheckpointing" * (facts.policy.traits.recompute == "all_but_products")
-        ),
+        note=_in_place_of,
     ),
     Lever(
         "tensor",

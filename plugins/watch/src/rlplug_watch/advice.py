@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, Final
 
-from rlplug_watch.measures import LEAST_STEPS, STANDARD_ERRORS, Advice, change_of, late_mean, quarters_of
+from rlplug_watch.measures import LEAST_STEPS, STANDARD_ERRORS, Advice, change_of, is_on_gpu, late_mean, quarters_of
 from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.reward_advice import REWARD_RULES, late_rewards
 
@@ -88,10 +88,6 @@ def _rises(metrics: Metrics, name: str) -> bool:
     values = metrics.series(name).values
     count = len(values) // 4
     return count >= LEAST_STEPS // 4 and change_of(values[-2 * count : -count], values[-count:]) > STANDARD_ERRORS
-
-
-def _is_on_gpu(info: Mapping[str, Any]) -> bool:
-    return str(info.get("device", "")).startswith("cuda")
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
@@ -275,7 +271,7 @@ def _preemptions(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
 
 def _long_rollouts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     steps, rollouts = (metrics.series(f"time/{name}").values for name in ("step", "rollout"))
-    if not _is_on_gpu(info) or len(steps) < LEAST_STEPS or metrics.series("partial/wait_s"):
+    if not is_on_gpu(info) or len(steps) < LEAST_STEPS or metrics.series("partial/wait_s"):
         return
     if (share := sum(rollouts) / sum(steps)) > ROLLOUT_SHARE:
         yield Advice(
@@ -287,7 +283,7 @@ def _long_rollouts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice
 
 def _memory_left(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     peaks, total = metrics.series("memory/update").values, info.get("gpu_gib")
-    if not _is_on_gpu(info) or not peaks or not isinstance(total, int | float) or total <= 0:
+    if not is_on_gpu(info) or not peaks or not isinstance(total, int | float) or total <= 0:
         return
     if (peak := max(peaks)) < MEMORY_USED * total:
         yield Advice(

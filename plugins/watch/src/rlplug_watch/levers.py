@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
-from rlplug_watch.measures import Advice
+from rlplug_watch.measures import Advice, is_on_gpu
 from rlplug_watch.report.run_data import Metrics
 
 LEAST_STEPS: Final = 4
@@ -31,10 +32,6 @@ class Facts:
     """Values of ``config.yaml`` as text, by keys with dots."""
 
     @property
-    def is_on_gpu(self) -> bool:
-        return str(self.info.get("device", "")).startswith("cuda")
-
-    @property
     def memory(self) -> float:
         """Largest share of a GPU's memory that the update took; 1 where that is not known."""
         total, peaks = self.info.get("gpu_gib"), self.metrics.series("memory/update").values
@@ -53,11 +50,8 @@ def _generates_with_transformers(run: Facts) -> bool:
 
 def _waits_for_the_longest(run: Facts) -> bool:
     longest, mean = (run.metrics.series(f"completion/length_{name}").values for name in ("max", "mean"))
-    return (
-        run.config.get("model.partial_rollout") == "null"
-        and bool(mean)
-        and max(longest) > LONG_TAIL * sum(mean) / len(mean)
-    )
+    is_plain = run.config.get("model.partial_rollout") == "null"
+    return is_plain and bool(mean) and max(longest) > LONG_TAIL * fmean(mean)
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ LEVERS: Final = (
     Lever(
         phase="update",
         saved=0.19,
-        what="Leave out GradientCheckpointing, for which the GPU has room",
+        what="Leave out GradientCheckpointing, if no engine needs the room",
         measured=UPDATE,
         key="model.optimizations",
         page=CHECKPOINTING,
@@ -126,7 +120,7 @@ LEVERS: Final = (
     Lever(
         phase="update",
         saved=0.11,
-        what="Leave out SelectiveCheckpointing, for which the GPU has room",
+        what="Leave out SelectiveCheckpointing, if no engine needs the room",
         measured=UPDATE,
         key="model.optimizations",
         page=CHECKPOINTING,
@@ -135,7 +129,7 @@ LEVERS: Final = (
     Lever(
         phase="update",
         saved=0.03,
-        what="Keep gathered weights (reshard_after_backward: false too), for which the GPU has room",
+        what="Keep gathered weights (reshard_after_backward: false too), if no engine needs the room",
         measured=UPDATE,
         key=RESHARD,
         page="memory.md#gathering-and-reducing",
@@ -167,7 +161,7 @@ def describe_shares(metrics: Metrics) -> str | None:
     values = metrics.series("time/step").values
     late = values[len(values) // 4 :]
     parts = [f"{name} {share:.0%}" for name, share in shares.items() if share >= LEAST_GAIN]
-    return f"a step took {sum(late) / len(late):.3g} s: {', '.join(parts)}"
+    return f"a step took {fmean(late):.3g} s: {', '.join(parts)}"
 
 
 def levers(metrics: Metrics, info: Mapping[str, Any], config: Mapping[str, str]) -> list[Advice]:
@@ -179,7 +173,7 @@ def levers(metrics: Metrics, info: Mapping[str, Any], config: Mapping[str, str])
         config: Of :func:`~rlplug_watch.config_values.flat_config`; without it there are none.
     """
     run, shares = Facts(metrics, info, config), shares_of(metrics)
-    if not run.is_on_gpu or not config:
+    if not is_on_gpu(info) or not config:
         return []
     gains = [(shares.get(lever.phase, 0.0) * lever.saved, lever) for lever in LEVERS if lever.applies(run)]
     largest = sorted((pair for pair in gains if pair[0] >= LEAST_GAIN), key=lambda pair: -pair[0])[:MOST]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from statistics import fmean, pvariance
-from typing import Final
+from typing import Any, Final
 
 from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.report.series import Series
@@ -36,6 +37,11 @@ class Advice:
     def url(self) -> str:
         """Address of the page."""
         return DOCS + self.page
+
+
+def is_on_gpu(info: Mapping[str, Any]) -> bool:
+    """Return whether a run of that ``run.json`` trains on GPUs."""
+    return str(info.get("device", "")).startswith("cuda")
 
 
 def quarters_of(series: Series) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
