@@ -222,7 +222,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         }
         for module in [*meshes, *units, model]:  # inner modules first
             fully_shard(module, mesh=meshes.get(module, self._weights_mesh), **options)
-        for unit in fsdp_units(model):
+        for unit in fsdp_units(model) if self.world_size > 1 else []:  # a rank alone would copy what it divides by 1
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # or a factor becomes PREMUL_SUM, which gloo lacks
         model.register_forward_hook(_reshard_without_gradients)
@@ -238,7 +238,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         """Scale gradients to a global norm of at most ``max_norm`` and return the norm before scaling."""
         gradients: list[Any] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         norm = total_norm(gradients)
-        if max_norm is not None and torch.isfinite(norm):
+        if max_norm is not None and max_norm - 1e-6 < norm < torch.inf:
             scale_to_norm(gradients, norm, max_norm)
         return float(norm)
 

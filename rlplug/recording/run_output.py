@@ -121,7 +121,8 @@ def print_summary(
         say(line, wraps=True)
     if can_resume:
         more = 2 * max((row["step"] for row in rows), default=1)
-        say("next: load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True)
+        load = "load the policy with AutoModelForCausalLM.from_pretrained, or " * (run_dir / "policy").is_dir()
+        say(f"next: {load}train longer:", wraps=True)
         say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --num_steps {more}")
     if (held_out := held_out_reward(rows)) is not None:
         before, after = held_out.margins or (None, None)
