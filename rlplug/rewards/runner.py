@@ -58,6 +58,7 @@ class RewardRunner:
         self.weights = {ENVIRONMENT: 1.0} | {reward.name: float(reward.weight) for reward in rewards}
         self.seconds = dict.fromkeys((reward.name for reward in rewards), 0.0)
         """Seconds of each reward from the start of its first call to the end of its last, summed over rounds."""
+        self._scaling: list[Any] = [reward for reward in rewards if reward.scales]
         self.max_error_share = max_error_share
         self.has_environment = has_environment
         self._calls = TimeoutExecutor(deadline_s, max_concurrency)
@@ -121,7 +122,7 @@ class RewardRunner:
         failed = [sample for sample in samples if sample.errors]
         counts = ranks.gather_arrays(np.array([[len(failed), len(samples)]]))
         num_failed, num_samples = counts.sum(axis=0).tolist()
-        if not num_failed or num_failed <= self.max_error_share * num_samples:
+        if not num_failed or num_failed / num_samples <= self.max_error_share:
             return
         firsts = [
             (sample.group, *next(iter(sample.errors.items())), sample.prompt.uid)
@@ -170,10 +171,6 @@ class RewardRunner:
     @property
     def _counting(self) -> list[Reward]:
         return [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
-
-    @property
-    def _scaling(self) -> list[Any]:
-        return [reward for reward in self.rewards if reward.scales]
 
 
 def start_rewards(rewards: Sequence[Reward], device: torch.device) -> list[str]:

@@ -17,6 +17,11 @@ from typing import Annotated, Any, Final, TypeAlias
 from rlplug.errors import ConfigError, shorten
 
 
+def reaches(value: Any, bound: float) -> Any:
+    """Return whether a number, or each of an array, is at least ``bound``, but for what rounding may take from it."""
+    return value >= bound - 1e-6 * max(1.0, abs(bound))
+
+
 @dataclass(frozen=True)
 class Range:
     """Range of a number from ``low`` up to ``high``, both included; of an open one the number must be above ``low``."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlplug_data.curriculum import CurriculumPrompts, PassRateCurriculum
 from rlplug_data.hf_datasets import HFDatasetSource
 from rlplug_data.mixture import MixtureSource, WeightedSource
-from rlplug_data.pass_rates import Window
+from rlplug_data.pass_rates import PassRates, Window
 from rlplug_devkit import DataSourceConformance, make_sample
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
@@ -76,6 +76,16 @@ def test_prompts_outside_the_window_are_drawn_as_often_as_said() -> None:
     metrics = prompts.metrics()
     assert metrics["curriculum/effective_share"] == pytest.approx(share, abs=0.03)
     assert metrics["curriculum/skipped_share"] == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("low", "high", "passed"), [(0.0, 0.8, 4), (0.6, 1.0, 3)])
+def test_a_pass_rate_at_the_border_is_within(low: float, high: float, passed: int) -> None:
+    """Alone catches a rate that float32 rounds past the border it is equal to: 4 of 5 are 0.8."""
+    rates = PassRates(Window(low, high, outside=0.0), 1, 0)
+    prompt = Prompt("p0", (0,), "0")
+    rates.observe([sample(prompt, float(number < passed)) for number in range(5)], {"p0": 0}, lambda array: array)
+    assert rates.accepts(0)
+    assert rates.metrics()["curriculum/within"] == 1
 
 
 def test_a_curriculum_resumes_exactly_at_every_step() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlplug.training.samples.metrics import SampleTable
 from rlplug.types import ENVIRONMENT
+from rlplug.types.ranges import reaches
 
 Z: Final = statistics.NormalDist().inv_cdf(0.975)
 """Quantile of the normal distribution for intervals of 95%."""
@@ -65,7 +66,7 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
     means = (sums[num_scored > 0] / num_scored[num_scored > 0]).tolist()
     if len(means) >= LEAST_PROMPTS:
         metrics["validate/reward_margin"] = margin_of(means)
-    passed = np.add.reduceat(table["reward"] >= pass_threshold, starts, dtype=np.int64).tolist()
+    passed = np.add.reduceat(reaches(table["reward"], pass_threshold), starts, dtype=np.int64).tolist()
     k = 1
     while k <= sizes[0]:
         chances = [pass_at_k(size, num, k) for size, num in zip(sizes, passed, strict=True)]

@@ -21,6 +21,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards import FunctionReward, RewardRunner
 from rlplug.types import RewardError
+from rlplug.types.ranges import reaches
 
 ALONE = SimpleNamespace(gather=list, gather_arrays=lambda array: array)
 """The only rank of a run."""
@@ -323,6 +324,17 @@ def test_check_stops_the_run_above_the_share(make_sample):
     assert "reward 'fail' on prompt 'train.jsonl:6': ValueError: no such judge" in message
     for key in ("model.rewards", "model.limits.max_reward_error_share", "model.limits.reward_deadline_s"):
         assert key in message
+
+
+def test_decimal_shares_reach_what_they_are_a_share_of(make_sample):
+    """Alone catches weights that sum to 1 but for rounding, which then pass nowhere, and 29 errors of 29%."""
+    parts = [FunctionReward(length, weight=weight, name=f"part{weight}") for weight in (0.7, 0.2, 0.1)]
+    (whole,) = RewardRunner(parts).score([make_sample("4")])
+    assert whole.reward == 1.0
+    failed = RewardRunner([ExactMatch()], max_error_share=0.29)
+    failed.check(failed.score([make_sample(answer=None)] * 29 + [make_sample()] * 71), ALONE)
+    assert reaches(numpy.array([sum([0.1] * 10), 1.0 - 1e-3]), 1.0).tolist() == [True, False]
+    assert reaches(0.57 * 100, 57)
 
 
 def test_a_share_of_zero_stops_at_the_first_error_and_one_never(make_sample):

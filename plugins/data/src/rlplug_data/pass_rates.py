@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rlplug.errors import ConfigError
 from rlplug.types import Sample
+from rlplug.types.ranges import reaches
 
 GROUP_RESULT: Final = np.dtype([("index", np.int64), ("num_passed", np.int64), ("num_scored", np.int64)])
 """What ranks tell each other of a group: the index of its prompt, completions that passed, and those with a reward."""
@@ -49,7 +50,7 @@ class PassRates:
     def accepts(self, index: int) -> bool:
         """Return whether to draw the prompt ``index``, now that its turn has come."""
         window, rate = self._window, float(self._rates[index])
-        is_drawn = math.isnan(rate) or window.low <= rate <= window.high
+        is_drawn = math.isnan(rate) or (reaches(rate, window.low) and reaches(window.high, rate))
         if not is_drawn:
             digest = hashlib.sha256(f"{self._seed}:{self._turn}:outside".encode()).digest()
             is_drawn = int.from_bytes(digest[:8], "big") / 2**64 < window.outside
@@ -75,7 +76,7 @@ class PassRates:
         mine["index"] = [index_of.get(sample.prompt.uid, -1) for sample in samples]
         mine["num_scored"] = [not sample.errors for sample in samples]
         threshold = self._window.pass_threshold
-        mine["num_passed"] = [not sample.errors and sample.reward >= threshold for sample in samples]
+        mine["num_passed"] = [not sample.errors and reaches(sample.reward, threshold) for sample in samples]
         found = gather_arrays(mine[(mine["index"] >= 0) & (mine["num_scored"] > 0)])
         indices, places = np.unique(found["index"], return_inverse=True)
         passed, scored = (np.bincount(places, found[name], len(indices)) for name in ("num_passed", "num_scored"))
@@ -88,7 +89,8 @@ class PassRates:
     def metrics(self) -> dict[str, float]:
         """Return the shares of all prompts, and what was skipped and learned from since the last call."""
         known = self._rates[~np.isnan(self._rates)]
-        below, above = int((known < self._window.low).sum()), int((known > self._window.high).sum())
+        below = int((~reaches(known, self._window.low)).sum())
+        above = int((~reaches(-known, -self._window.high)).sum())
         counts = {"below": below, "within": len(known) - below - above, "above": above}
         metrics = {f"curriculum/{name}": count / len(self._rates) for name, count in counts.items()}
         metrics["curriculum/unknown"] = 1 - len(known) / len(self._rates)

@@ -12,6 +12,7 @@ from rlplug_rewards.verifiers import ReasoningGymReward
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types.ranges import reaches
 
 FEEDBACK: Final = "That is not right. Try again."
 
@@ -75,7 +76,7 @@ class ReasoningGymEnvironment(Environment):
     def step(self, completion: str) -> StepResult:
         self._num_attempts += 1
         score = self._score(completion)
-        is_solved = score >= self.solved_at
+        is_solved = reaches(score, self.solved_at)
         if is_solved or self._num_attempts == self.max_attempts:
             metrics = {"attempts": float(self._num_attempts), "solved": float(is_solved)}
             return StepResult(reward=score, done=True, metrics=metrics)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.training.validation.scores import pass_at_k
+from rlplug.types.ranges import reaches
 from rlplug_eval.card import markdown_text
 from rlplug_eval.folder import EvalFolder, EvalRecord, Row
 from rlplug_eval.statistics import Estimate, mean_of, proportion
@@ -43,7 +44,7 @@ class Group:
         rewards = self.rewards
         if len(rewards) < k:
             return None
-        return pass_at_k(len(rewards), sum(reward >= threshold for reward in rewards), k)
+        return pass_at_k(len(rewards), sum(reaches(reward, threshold) for reward in rewards), k)
 
 
 @dataclass(frozen=True)
