@@ -132,23 +132,19 @@ class RLCLI(LightningCLI):
 def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     """Return a trainer's callbacks in the order in which a step needs them, with what calls Lightning's own.
 
-    The run folder's ``setup`` names the folder; the checkpoint of a last step follows what may make it the last, and a
-    profile has the checkpoints of its steps.
+    The run folder's ``setup`` names the folder; Lightning's own and the checkpoint of a last step follow what may make
+    it the last, and a profile has the checkpoints of its steps.
     """
     first = [each for each in callbacks if isinstance(each, RunFolder)]
     last = [each for each in callbacks if isinstance(each, RLCheckpoint)]
     profiling = [made for each in callbacks if isinstance(each, StepProfiler) for made in each.callbacks]
     others = [each for each in callbacks if not isinstance(each, RunFolder | RLCheckpoint | StepProfiler)]
-    return [*first, *_callers_of(others), *others, *last, *profiling]
+    called: list[Callback] = [each for each in others if isinstance(each, EarlyStopping | ModelCheckpoint)]
+    if called:
+        from rlplug.cli.lightning_callbacks import LightningCallbacks
 
-
-def _callers_of(callbacks: list[Callback]) -> list[Callback]:
-    """Return what calls Lightning's own callbacks after each RL step, where some act on a metric."""
-    if not any(isinstance(each, EarlyStopping | ModelCheckpoint) for each in callbacks):
-        return []
-    from rlplug.cli.lightning_callbacks import LightningCallbacks
-
-    return [LightningCallbacks(callbacks)]
+        called = [LightningCallbacks(called), *called]
+    return [*first, *(each for each in others if each not in called), *called, *last, *profiling]
 
 
 class ConfiguredCLI(RLCLI):

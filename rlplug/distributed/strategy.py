@@ -242,12 +242,6 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             scale_to_norm(gradients, norm, max_norm)
         return float(norm)
 
-    @torch.no_grad()
-    def scale_gradients(self, model: nn.Module, factor: float) -> None:
-        """Multiply all gradients in place."""
-        gradients: list[Any] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        torch._foreach_mul_([gradient.to_local() for gradient in gradients], factor)
-
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the shards of what trains, without a copy.
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rlplug.config import RunConfig
 from rlplug.errors import ConfigError
@@ -87,7 +88,7 @@ def try_optimizer(
     mesh: DeviceMesh,
     device: torch.device,
 ) -> None:
-    """Make an optimizer and its scheduler for a tiny model, and take a step. Nothing is communicated.
+    """Make an optimizer and its scheduler for a tiny model, and step both. Nothing is communicated.
 
     Args:
         prefix: Key of the block with ``optimizer`` and ``lr_scheduler``, such as ``model.``.
@@ -112,7 +113,11 @@ def try_optimizer(
         optimizer.step()
         key = f"{prefix}lr_scheduler"
         if make_scheduler is not None:
-            make_scheduler(optimizer)
+            scheduler = make_scheduler(optimizer)
+            if isinstance(scheduler, ReduceLROnPlateau):
+                raise ConfigError(f"{key} is ReduceLROnPlateau, which waits for a metric: give a schedule of steps.")
+            optimizer.step()
+            scheduler.step()
     except ConfigError:
         raise
     except NotImplementedError as error:

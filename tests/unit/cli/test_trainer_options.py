@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from types import SimpleNamespace
 
 import lightning.pytorch.callbacks as lightning_callbacks
@@ -10,7 +11,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 
 from rlplug.cli.configuration.trainer_options import (
     HONOURED,
@@ -20,6 +21,7 @@ from rlplug.cli.configuration.trainer_options import (
     check_trainer_options,
 )
 from rlplug.cli.lightning_callbacks import LightningCallbacks
+from rlplug.cli.lightning_cli import in_order
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import StepRecord
 from rlplug.training.validation.config import ValidationConfig
@@ -115,3 +117,15 @@ def test_a_metric_that_no_step_has_is_named_with_those_that_there_are(missing: s
     with pytest.raises(RunError, match=rf"step 1: EarlyStopping monitors '{missing}'.*There are loss, validate/x"):
         run_steps(EarlyStopping(missing), steps)
     assert run_steps(EarlyStopping(missing, strict=False), steps) == 1
+
+
+def test_what_ends_a_run_comes_before_what_saves_its_end() -> None:
+    """Alone catches a ``trainer.max_time`` after which ``ModelCheckpoint`` has not saved the last step."""
+    ordered = in_order([ModelCheckpoint(), EarlyStopping("reward/mean"), Timer(timedelta(1))])
+
+    assert [type(each).__name__ for each in ordered] == [
+        "Timer",
+        "LightningCallbacks",
+        "ModelCheckpoint",
+        "EarlyStopping",
+    ]

@@ -34,9 +34,11 @@ def mesh() -> Iterator[DeviceMesh]:
         (partial(optim.Rprop, lr=0.1, foreach=True), None, r"foreach is true, and Rprop has no such step"),
         (partial(optim.AdamW, lr=-1.0), None, r"model\.optimizer refuses its options: Invalid learning rate: -1"),
         (optim.LBFGS, None, r"model\.optimizer refuses its options: .*closure"),
+        (optim.AdamW, optim.lr_scheduler.ReduceLROnPlateau, r"model\.lr_scheduler is ReduceLROnPlateau, which waits"),
+        (optim.AdamW, partial(optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 - step)), "division by zero"),
         (optim.AdamW, partial(optim.lr_scheduler.StepLR, step=1), r"model\.lr_scheduler refuses its options: .*'step'"),
     ],
-    ids=["fused SGD", "fused Adagrad", "foreach Rprop", "rate", "closure", "scheduler"],
+    ids=["fused SGD", "fused Adagrad", "foreach Rprop", "rate", "closure", "plateau", "later step", "scheduler"],
 )
 def test_options_that_do_not_work_are_refused_by_key(
     mesh: DeviceMesh, optimizer: Any, scheduler: Any, message: str

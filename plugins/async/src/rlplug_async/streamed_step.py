@@ -131,7 +131,9 @@ class StreamedStep(StepTraining):
         total = _total([part.denominators for part in self._parts])
         (loss,), taken = self._update.losses(step), StepMetrics()
         for model in loss.models:
-            self._update.runner.strategy.scale_gradients(model.module, 1 / max(getattr(total, self._divisor), 1))
+            gradients: list[Any] = [weight.grad for weight in model.module.parameters() if weight.grad is not None]
+            parts = [gradient.to_local() for gradient in gradients]
+            torch._foreach_mul_(parts, 1 / max(getattr(total, self._divisor), 1))
         result = _join_results([part.result for part in self._parts], total, self._divisor)
         sampled = torch.from_numpy(StepBatch.join([part.batch for part in self._parts]).per_token[SAMPLED])
         num_parts, overlap_s = len(self._parts), self._overlap_s
