@@ -43,10 +43,11 @@ def build_models(parts: RunParts, built: Models | None) -> Models:
     if plan is None:
         return models
     if config.reference_is_policy and models.reference is None:
-        from rlplug.models.lora.adapters import WithoutAdapters
+        from rlplug.models.lora.adapters import InitialPolicy
 
-        models.set_reference(WithoutAdapters(models.policy))
-        models.effects += [Effect("reference: the policy without its adapters")]
+        is_base = config.lora is None or config.lora.path is None
+        models.set_reference(InitialPolicy(models.policy, is_base))
+        models.effects += [Effect(f"reference: the policy {'without its' if is_base else 'with its first'} adapters")]
     if config.algorithm.needs.reference_policy and models.reference is None:
         reference, effects = build_reference(config.reference, config.policy, optimizations, strategy, trainer)
         models.set_reference(reference)

@@ -101,13 +101,20 @@ def load_adapters(network: nn.Module, config: LoRAConfig) -> Effect:
     return Effect(f"adapters drawn with seed {config.seed}: the policy starts as the frozen model")
 
 
-class WithoutAdapters(nn.Module):
-    """A network with its adapters switched off while it runs: the reference policy, without a second copy."""
+class InitialPolicy(nn.Module):
+    """A policy as it was when this was made: the reference, without a second copy of what is frozen.
 
-    def __init__(self, network: nn.Module) -> None:
+    Adapters get their first values while it runs, or are switched off where those change nothing: ``is_base``.
+    """
+
+    def __init__(self, network: nn.Module, is_base: bool) -> None:
         super().__init__()
         self._network = [network]  # in a list: its parameters belong to the policy
-        self._layers = list(_layers(network))
+        adapters: Any = adapters_of(network)
+        self._layers: list[Any] = [network.get_submodule(module_of(name)) for name in adapters.updates]
+        updates = () if is_base else adapters.updates.values()
+        trained = [layer.weight for update in updates for layer in (update.down, update.up)]
+        self._first = [(weight, local_part(weight).clone()) for weight in trained]
         share_lm_head(network, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -119,27 +126,24 @@ class WithoutAdapters(nn.Module):
     def forward(self, **inputs: Any) -> Any:
         if (replay := router_replay_of(self._network[0])) is not None:
             replay.set(None)  # as in a reference of its own, routers decide
-        with self._switched_off():
+        with self._as_it_was():
             return self._network[0](**inputs)
 
     @contextmanager
-    def _switched_off(self) -> Iterator[None]:
-        """Switch adapters off by the flag that peft's layers read; its own method also edits ``requires_grad``."""
+    def _as_it_was(self) -> Iterator[None]:
+        """Switch adapters off by the flag that peft's layers read: its own method also edits ``requires_grad``."""
+        now = [local_part(weight).clone() for weight, _ in self._first]
         for layer in self._layers:
-            layer._disable_adapters = True
+            layer._disable_adapters = not self._first
+        for weight, value in self._first:
+            local_part(weight).copy_(value)
         try:
             yield
         finally:
             for layer in self._layers:
                 layer._disable_adapters = False
-
-
-def _layers(network: nn.Module) -> Iterator[Any]:
-    """Yield peft's layers."""
-    adapters = adapters_of(network)
-    assert adapters is not None
-    for name in adapters.updates:
-        yield network.get_submodule(module_of(name))
+            for (weight, _), value in zip(self._first, now, strict=True):
+                local_part(weight).copy_(value)
 
 
 def _record(network: nn.Module, config: LoRAConfig) -> Adapters:

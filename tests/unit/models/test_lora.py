@@ -22,7 +22,7 @@ from rlplug.models.forward import attach_router_replay
 from rlplug.models.lm_head import lm_head_of
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
 from rlplug.models.lora.adapters import (
-    WithoutAdapters,
+    InitialPolicy,
     adapter_weights,
     add_adapters,
     load_adapters,
@@ -152,19 +152,32 @@ def test_reference_is_the_policy_without_adapters(folder):
     policy = trained(folder)
     policy.set_attn_implementation("eager")
     with_adapters = logits(policy)
-    assert torch.equal(logits(WithoutAdapters(policy)), logits(plain(folder)))
+    assert torch.equal(logits(InitialPolicy(policy, is_base=True)), logits(plain(folder)))
     assert torch.equal(logits(policy), with_adapters)  # on again
     with pytest.raises(ValueError, match="input_ids"):
-        WithoutAdapters(policy)(no_such_argument=1)
+        InitialPolicy(policy, is_base=True)(no_such_argument=1)
     assert torch.equal(logits(policy), with_adapters)
-    assert not list(WithoutAdapters(policy).parameters())
+    assert not list(InitialPolicy(policy, is_base=True).parameters())
+
+
+def test_reference_of_a_run_that_starts_from_an_adapter_has_it(folder):
+    """Alone catches a KL penalty towards the base model, which pulls out what the adapter had learned."""
+    policy = trained(folder)
+    first = logits(policy)
+    reference = InitialPolicy(policy, is_base=False)
+    for update in adapters_of(policy).updates.values():
+        update.up.weight.data.add_(0.1)
+    learned = logits(policy)
+    assert torch.equal(logits(reference), first)
+    assert torch.equal(logits(policy), learned)
+    assert not torch.equal(learned, first)
 
 
 def test_reference_has_the_fused_lm_head_and_replays_no_experts(folder):
     """It catches logits that nobody planned memory for, and experts of the policy's last micro-batch."""
     policy, replayed = trained(folder), []
     attach_router_replay(policy, SimpleNamespace(set=replayed.append))
-    reference = WithoutAdapters(policy)
+    reference = InitialPolicy(policy, is_base=True)
     assert lm_head_of(reference) is lm_head_of(policy)
     logits(reference)
     assert replayed == [None]
