@@ -63,14 +63,13 @@ class RLArgumentParser(LightningArgumentParser):
             name = next(filter(None, found.groups()))
             return unknown_key(name, self._keys())
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
-            options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]
-            return f"there is no option {found[1]!r}.{hint(found[1], options)} Options: {', '.join(options)}."
+            options = [name for name in self._keys() if name != "config" and not name.endswith("help")]
+            known = "All keys: rlplug fit --help=all" if "model" in options else f"Options: {', '.join(options)}."
+            return f"there is no option {found[1]!r}.{hint(found[1], options)} {known}"
         if found := _NO_SUBCLASS.search(message):
             blocks = [f"model.{name}" for name, hint in get_type_hints(RunConfig).items() if found[1] in str(hint)]
             return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."
-        if key is None:
-            return _cut(" ".join(message.split()))
-        return _cut(explain_value(key, body))
+        return _cut(" ".join(message.split()) if key is None else explain_value(key, body))
 
     def _explain_word(self, word: str) -> str | None:
         """Return what to write for a word without ``--``, or ``None`` where it is neither key nor configuration."""
