@@ -21,13 +21,13 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "algorithms": "Algorithm",
         "rewards": "Reward",
         "environments": "Environment",
-        "launchers": "Launcher",
+        "launchers": "",
         "optimizations": "Optimization",
         "classes": "",
     }
 )
-"""Base class, of ``rlplug.interfaces``, of the registered classes of each kind; ``classes`` are all others that YAML
-names without a module."""
+"""Base class, of ``rlplug.interfaces``, of the registered classes of each kind; that of launchers is of a plugin, and
+``classes`` are all others that YAML names without a module."""
 
 _PLACE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 

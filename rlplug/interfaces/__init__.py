@@ -7,7 +7,6 @@ from rlplug.late_names import late_names
 if TYPE_CHECKING:
     from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossDivisor, LossOutput, Needs, RunInfo
     from rlplug.interfaces.environment import Environment, Message, StepResult
-    from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
     from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.observer import (
@@ -43,18 +42,17 @@ if TYPE_CHECKING:
     )
     from rlplug.types import NOT_RECORDED
 
-__all__ = ["GPU", "LOST", "NOT_RECORDED", "ActivationTraits", "AdapterWeights", "Advantages", "Algorithm", "Bucket"]
+__all__ = ["GPU", "NOT_RECORDED", "ActivationTraits", "AdapterWeights", "Advantages", "Algorithm", "Bucket"]
 __all__ += ["Denominators", "Effect", "EngineCapabilities", "EngineFault", "EngineMemory", "EngineMemoryRequest"]
-__all__ += ["Environment", "ExperimentLog", "FP8Weights", "HFWeight", "Launcher", "LossDivisor", "LossOutput"]
+__all__ += ["Environment", "ExperimentLog", "FP8Weights", "HFWeight", "LossDivisor", "LossOutput"]
 __all__ += ["MemoryDecisions", "Message", "ModelConfig", "ModelTrainer", "Needs", "ObservedRun", "Optimization"]
-__all__ += ["Place", "Placement", "PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay"]
-__all__ += ["RouterShape", "RunInfo", "RunObserver", "RunningTask", "ScrapeTargets", "SleepingPart", "StepRecord"]
-__all__ += ["StepResult", "SyncReport", "TaskNeeds", "TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims"]
-__all__ += ["Validation", "WeightsOfParameters", "replace_choice", "replayed"]
+__all__ += ["Placement", "PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay", "RouterShape"]
+__all__ += ["RunInfo", "RunObserver", "ScrapeTargets", "SleepingPart", "StepRecord", "StepResult", "SyncReport"]
+__all__ += ["TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims", "Validation", "WeightsOfParameters"]
+__all__ += ["replace_choice", "replayed"]
 _MODULES = {
     "algorithm": "Advantages Algorithm Denominators LossDivisor LossOutput Needs RunInfo",
     "environment": "Environment Message StepResult",
-    "launcher": "LOST Launcher Place RunningTask TaskNeeds",
     "memory": "ActivationTraits EngineMemory EngineMemoryRequest",
     "memory_plan": "GPU MemoryDecisions",
     "observer": "ExperimentLog ObservedRun ProfiledSteps RunObserver StepRecord Validation",

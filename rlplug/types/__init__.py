@@ -23,10 +23,11 @@ from rlplug.types.completions import (
     SamplingParams,
 )
 from rlplug.types.mesh import MeshSizes
+from rlplug.types.ranges import reaches
 from rlplug.types.samples import RewardError, Rollout, Sample, Segment, groups_of
 from rlplug.types.step_batch import StepBatch
 from rlplug.types.step_statistics import ONE_RANK, Moments, StepStatistics
 
 __all__ = ["ENVIRONMENT", "GIB", "NOT_RECORDED", "NO_VERSION", "ONE_RANK", "TRAJECTORY", "Batch", "Completion"]
 __all__ += ["FinishReason", "MeshSizes", "Moments", "Prompt", "Request", "RewardError", "Rollout", "Sample"]
-__all__ += ["SamplingParams", "Segment", "StepBatch", "StepStatistics", "groups_of"]
+__all__ += ["SamplingParams", "Segment", "StepBatch", "StepStatistics", "groups_of", "reaches"]

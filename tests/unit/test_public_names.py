@@ -38,7 +38,7 @@ PUBLIC = {
     # environments
     *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards", "rlplug.distributed.child_process"),
     # launchers
-    "rlplug_launch.processes",
+    *("rlplug_launch.launcher", "rlplug_launch.processes"),
 }
 FORMER_PARTS = {"async", "data", "devkit", "engines", "eval", "launch", "plan", "rewards", "sandbox", "watch"}
 """Plugins that were rooms of the core. They are released with it at one version, and import other modules of it too,

@@ -15,13 +15,11 @@ from typing import Any
 from rlplug_launch import servers as servers_module
 from rlplug_launch.config import LaunchConfig, ServersConfig
 from rlplug_launch.driver import Driver
+from rlplug_launch.launcher import LOST, Launcher, Place, RunningTask
 from rlplug_launch.local import Local
 from rlplug_launch.plan import LaunchPlan
 from rlplug_launch.slurm import Slurm
 from rlplug_launch.state import FOLDER
-
-from rlplug.interfaces import Launcher, Place, RunningTask
-from rlplug.interfaces.launcher import LOST
 
 TRAINER = """
 import json, os, signal, subprocess, sys, time

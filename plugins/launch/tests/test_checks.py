@@ -14,12 +14,12 @@ import pytest
 from rlplug_launch import node, probe
 from rlplug_launch.checks import check_nodes
 from rlplug_launch.config import LaunchConfig, ServersConfig
+from rlplug_launch.launcher import Launcher, Place, RunningTask, TaskNeeds
 from rlplug_launch.plan import make_plan
 from rlplug_launch.processes import FreeNode, divide
 from rlplug_launch.slurm import Slurm
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import Launcher, Place, RunningTask, TaskNeeds
 
 TASKS = [TaskNeeds("trainer 0", 2, own_node=True), TaskNeeds("server 0", 1), TaskNeeds("server 1", 1)]
 PLACES = [Place("a", "127.0.0.1", (0, 1)), Place("b", "127.0.0.1", (0,)), Place("b", "127.0.0.1", (1,))]

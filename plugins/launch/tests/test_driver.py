@@ -20,10 +20,9 @@ import pytest
 from forked import ForkedProcess
 from processes import runs, wait_until_gone
 from rlplug_engines.servers.server_list import FILE_VARIABLE, read_server_list
+from rlplug_launch.launcher import TaskNeeds
 from rlplug_launch.slurm import Slurm
 from rlplug_launch.state import LaunchState, ask_to_stop
-
-from rlplug.interfaces import TaskNeeds
 
 pytestmark = pytest.mark.kit
 

@@ -22,11 +22,11 @@ import pytest
 import yaml
 from doc_engine import ROOT, write_engine
 from processes import wait_until_gone
+from rlplug_launch.launcher import TaskNeeds
 from rlplug_launch.ray import Ray
 from rlplug_launch.ray.agent import Agent
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import TaskNeeds
 from rlplug.observability.metrics_log import read_metrics
 
 CLUSTER = """

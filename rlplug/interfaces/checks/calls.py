@@ -16,7 +16,7 @@ from rlplug import interfaces
 from rlplug.errors import RunError
 
 PARTS: Final = (
-    *("RolloutEngine", "Algorithm", "Reward", "Environment", "Optimization", "ModelTrainer", "Launcher", "RunObserver"),
+    *("RolloutEngine", "Algorithm", "Reward", "Environment", "Optimization", "ModelTrainer", "RunObserver"),
 )
 """Base classes of parts, of ``rlplug.interfaces``."""
 CORE: Final = "rlplug"

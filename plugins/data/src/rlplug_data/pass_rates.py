@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlplug.errors import ConfigError
-from rlplug.types import Sample
-from rlplug.types.ranges import reaches
+from rlplug.types import Sample, reaches
 
 GROUP_RESULT: Final = np.dtype([("index", np.int64), ("num_passed", np.int64), ("num_scored", np.int64)])
 """What ranks tell each other of a group: the index of its prompt, completions that passed, and those with a reward."""

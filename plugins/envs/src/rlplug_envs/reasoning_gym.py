@@ -11,8 +11,7 @@ from rlplug_rewards.verifiers import ReasoningGymReward
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
-from rlplug.types import Prompt, RewardError, Sample
-from rlplug.types.ranges import reaches
+from rlplug.types import Prompt, RewardError, Sample, reaches
 
 FEEDBACK: Final = "That is not right. Try again."
 

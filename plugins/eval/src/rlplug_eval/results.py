@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.training.validation.scores import pass_at_k
-from rlplug.types.ranges import reaches
+from rlplug.types import reaches
 from rlplug_eval.card import markdown_text
 from rlplug_eval.folder import EvalFolder, EvalRecord, Row
 from rlplug_eval.statistics import Estimate, mean_of, proportion

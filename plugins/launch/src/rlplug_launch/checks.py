@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.launcher import Launcher, Place, TaskNeeds
 from rlplug_launch import probe
+from rlplug_launch.launcher import Launcher, Place, TaskNeeds
 
 PROBE_S: Final = 120.0
 CLOCK_S: Final = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlplug.interfaces.launcher import Launcher
+from rlplug_launch.launcher import Launcher
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import Any, Final
 from rlplug.distributed.checkpoints.files import list_checkpoints
 from rlplug.distributed.durable_files import remove
 from rlplug.errors import RunError
-from rlplug.interfaces.launcher import Launcher
 from rlplug.observability.terminal import say
 from rlplug_launch.checks import check_node, check_nodes
+from rlplug_launch.launcher import Launcher
 from rlplug_launch.logs import LogReader
 from rlplug_launch.plan import LaunchPlan
 from rlplug_launch.servers import SERVER_GRACE_S, Fault, Servers

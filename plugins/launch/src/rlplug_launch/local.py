@@ -10,7 +10,7 @@ import torch
 from rlplug_engines.servers.addresses import LOOPBACK
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.launcher import Launcher, Place, RunningTask, TaskNeeds
+from rlplug_launch.launcher import Launcher, Place, RunningTask, TaskNeeds
 from rlplug_launch.processes import ChildTask, FreeNode, divide, node_command, output_of
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from rlplug_engines.servers.server_list import FILE_VARIABLE
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.launcher import Place, TaskNeeds
 from rlplug.recording.run_folder import RUN_FOLDER_VARIABLE
 from rlplug_launch.config import LaunchConfig, ServersConfig
+from rlplug_launch.launcher import Place, TaskNeeds
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from rlplug.distributed.child_process import ChildProcess
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.launcher import Place, RunningTask, TaskNeeds
+from rlplug_launch.launcher import Place, RunningTask, TaskNeeds
 from rlplug_launch.node import END, KILL
 
 TAIL: Final = 2000

@@ -17,11 +17,11 @@ from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
 from rlplug.distributed.checkpoints.files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder, require_no_file
 from rlplug.errors import ConfigError
-from rlplug.interfaces.launcher import Launcher, TaskNeeds
 from rlplug.observability.terminal import make_table, say, show
 from rlplug.plugin_manager import plugins
 from rlplug_launch.config import LaunchConfig, ServersConfig
 from rlplug_launch.driver import Driver
+from rlplug_launch.launcher import Launcher, TaskNeeds
 from rlplug_launch.local import Local
 from rlplug_launch.plan import LaunchPlan, make_plan
 from rlplug_launch.state import COLUMNS, FOLDER

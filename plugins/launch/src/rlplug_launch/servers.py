@@ -13,9 +13,9 @@ from rlplug_engines.servers.server_list import ListedServer, write_server_list
 
 from rlplug.distributed.child_process import tail
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.launcher import LOST, Launcher, Place
 from rlplug.observability.terminal import say
 from rlplug_launch.config import ServersConfig
+from rlplug_launch.launcher import LOST, Launcher, Place
 from rlplug_launch.plan import LaunchPlan
 from rlplug_launch.tasks import Task, gpus_text
 

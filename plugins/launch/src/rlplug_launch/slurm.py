@@ -14,7 +14,7 @@ from typing import Final
 from rlplug_engines.servers.addresses import LOOPBACK, is_loopback
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.launcher import Launcher, Place, RunningTask, TaskNeeds
+from rlplug_launch.launcher import Launcher, Place, RunningTask, TaskNeeds
 from rlplug_launch.processes import ChildTask, FreeNode, divide, node_command, output_of
 
 COMMAND_S: Final = 60.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplug.distributed.child_process import ending, tail
-from rlplug.interfaces.launcher import LOST, Place, RunningTask
+from rlplug_launch.launcher import LOST, Place, RunningTask
 from rlplug_launch.logs import LogReader
 from rlplug_launch.state import TaskState
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlplug_engines.servers import LOOPBACK
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import LOST, Launcher, Place, RunningTask, TaskNeeds
+from rlplug_launch.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug_launch.processes import node_command
 from rlplug_launch.ray.agent import Agent
 
