@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -20,7 +20,7 @@ from rlplug.cli.compile_cache import use_compile_cache
 from rlplug.cli.configuration.config_files import check_config_files
 from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
 from rlplug.cli.configuration.option_checks import check_options, seed_all
-from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
+from rlplug.cli.configuration.short_forms import last_class, with_defaults, write_out_arguments
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule
@@ -47,7 +47,12 @@ _COMMANDS: Final = {
 class RLCLI(LightningCLI):
     """LightningCLI with the keys ``model``, ``data``, ``run``, ``checkpoint`` and ``profile``."""
 
+    optimizer: ClassVar[str | None] = None
+    """Class of the run's optimizer, where it names one: jsonargparse would give another the default one's options."""
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        if self.optimizer is not None and self.optimizer.rpartition(".")[2] != "AdamW":
+            parser.set_defaults({"model.optimizer": {"class_path": self.optimizer}})
         parser.add_lightning_class_args(RunFolder, "run")
         parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
         parser.add_lightning_class_args(StepProfiler, "profile")
@@ -211,6 +216,7 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
 
         arguments = with_resume(arguments)
     contents = check_config_files(arguments)
+    RLCLI.optimizer = last_class("model.optimizer", arguments, contents)
     sys.argv[1:] = with_defaults(arguments, contents)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(

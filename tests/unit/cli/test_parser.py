@@ -113,3 +113,15 @@ def test_the_import_of_a_function_among_the_options_of_a_class_is_named_too(modu
 def test_a_mistake_is_named_with_its_fix(arguments: list[str], message: str) -> None:
     """Each case alone catches the loss of its message, for which jsonargparse's own, or a false one, would come."""
     assert message in refused(*arguments)
+
+
+def test_an_optimizer_has_no_options_of_the_default_one(tmp_path: Path) -> None:
+    """Alone catches an SGD with AdamW's weight decay and ``fused: true``, which nobody wrote."""
+    file = tmp_path / "sgd.yaml"
+    file.write_text("model: {optimizer: {class_path: torch.optim.SGD, init_args: {momentum: 0.9}}}")
+    for more in (["-c", str(file)], ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.momentum=0.9"]):
+        cli: Any = read_command(ConfiguredCLI, ["fit", "-c", "configs/smollm2.yaml", *more])
+        written = cli.config.fit.model.optimizer.init_args
+        assert (written.lr, written.momentum, written.weight_decay, written.fused) == (1e-5, 0.9, 0.0, None)
+    cli = read_command(ConfiguredCLI, [*FIT, "--model.optimizer.lr=0.5"])
+    assert cli.config.fit.model.optimizer.init_args.fused is True
