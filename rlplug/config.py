@@ -96,7 +96,7 @@ class RunConfig:
         reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
         environment: Answers the policy after each turn, by name; every trajectory gets one of its own. By default
             a completion is one turn.
-        lr_scheduler: Called with the optimizer; steps once per RL step.
+        lr_scheduler: Called with the optimizer; steps once per RL step that updates the policy.
         optimizations: Applied in order, before and after sharding; one without an effect stops the run.
         num_steps: RL steps to take; by default one pass over the training prompts.
         seed: Seeds completions and the order of mini-batches; 0 follows ``seed_everything``.
