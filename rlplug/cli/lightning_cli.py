@@ -51,8 +51,8 @@ class RLCLI(LightningCLI):
     """Class of the run's optimizer, where it names one: jsonargparse would give another the default one's options."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        if self.optimizer is not None and self.optimizer.rpartition(".")[2] != "AdamW":
-            parser.set_defaults({"model.optimizer": {"class_path": self.optimizer}})
+        if (named := RLCLI.optimizer) is not None and named.rpartition(".")[2] != "AdamW":
+            parser.set_defaults({"model.optimizer": {"class_path": named}})
         parser.add_lightning_class_args(RunFolder, "run")
         parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
         parser.add_lightning_class_args(StepProfiler, "profile")
