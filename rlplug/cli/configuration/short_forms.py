@@ -85,7 +85,7 @@ def write_out_arguments(arguments: Sequence[str]) -> list[str]:
         name, equals, value = argument.removeprefix("--").partition("=")
         key = SHORT_KEYS.get(name, name.removesuffix("+"))
         if not argument.startswith("--") or (name not in SHORT_KEYS and key not in SHORT_KEYS.values()):
-            written.append(argument)
+            written.append(f"--model.{argument[2:]}" if argument.startswith("--rollout.") else argument)
             continue
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise ConfigError(f"--{name} needs a value, such as --{name} {_EXAMPLES.get(key, 'VALUE')}.")

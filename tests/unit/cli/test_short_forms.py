@@ -74,6 +74,10 @@ def test_a_file_in_place_of_a_block_is_not_dropped() -> None:
             ["--model.num_steps", "3", "--model.rewards", json.dumps([{"class_path": "MathVerify"}, FUNCTION])],
         ),
         (["--model.rewards+=my_rewards.score"], ["--model.rewards+", json.dumps(FUNCTION)]),
+        (
+            ["--rollout.max_num_seqs=8", "--algorithm.lam", "1"],
+            ["--model.rollout.max_num_seqs=8", "--algorithm.lam", "1"],
+        ),
         (["--model.rewards+={class_path: A}"], ["--model.rewards+", "{class_path: A}"]),
         (
             ["--verbose", "-c", "a.yaml", "--model.seed", "3"],
