@@ -91,6 +91,9 @@ def wobble(step: int) -> float:
             ["model.rollout.init_args"],
         ),
         ({"partial__wait_s": 1.0, "partial__engine_idle_s": 4.0}, ["trainer.devices"]),
+        ({"time__prompts": 3.0, "data__num_read": 900.0}, ["data.train.init_args.streaming"]),
+        ({"time__prompts": 1.0, "data__num_read": 900.0}, []),
+        ({"time__prompts": 3.0}, []),  # its rows were read before the first step
         ({"rollout__preemptions": 7.0}, ["model.rollout.init_args"]),
         ({"time__rollout": 9.0}, ["model.rollout"]),
         ({"memory__update": 30.0}, ["model.batch.max_tokens_per_gpu"]),
@@ -111,6 +114,14 @@ def wobble(step: int) -> float:
 )
 def test_each_problem_has_its_advice(columns: dict[str, Any], expected: list[str]) -> None:
     assert keys(advise(metrics_of(**columns), GPU)) == expected
+
+
+def test_a_value_stands_beside_a_key_where_it_can_be_taken_as_it_is() -> None:
+    """A list of rewards of which one is noisy must not be replaced."""
+    noisy = {"reward__judge": 0.4, "reward__judge__noise": 0.3}
+    settings = [advise(metrics_of(**columns), GPU)[0].setting for columns in (noisy, noisy | {"reward__right": 0.4})]
+
+    assert settings == ["model.rewards: MathVerify", "model.rewards"]
 
 
 def test_speed_and_memory_are_judged_on_gpus_alone() -> None:

@@ -40,6 +40,8 @@ WAITING: Final = 0.2
 """Share of the time that one side of an asynchronous run waits for the other."""
 API_BUSY: Final = 0.9
 """Share of a core above which a process that answers a server's requests may hold back what the engine generates."""
+PROMPTS_SHARE: Final = 0.2
+"""Share of the time in which nothing happens but that prompts are read. A choice, not a measurement."""
 ROLLOUT_SHARE: Final = 0.7
 """Share of a step that is the rollout. Above it an update that ran meanwhile would save less than 30% of the time: the
 engine itself has to become faster."""
@@ -269,6 +271,19 @@ def _preemptions(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
         )
 
 
+def _slow_prompts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    time, reading = (sum(metrics.series(f"time/{name}").values) for name in ("step", "prompts"))
+    if "data/num_read" in metrics.columns and time and reading > PROMPTS_SHARE * time:
+        read, left_out = (max(metrics.series(f"data/num_{name}").values, default=0.0) for name in ("read", "too_long"))
+        yield Advice(
+            f"Reading prompts took {reading / time:.0%} of the time: {read:,.0f} rows, of which {left_out:,.0f} were "
+            "too long. Read and tokenise the rows once, before the first step, unless memory cannot hold them.",
+            "data.train.init_args.streaming",
+            "rewards-and-data.md#streaming",
+            "false",
+        )
+
+
 def _long_rollouts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     steps, rollouts = (metrics.series(f"time/{name}").values for name in ("step", "rollout"))
     if not is_on_gpu(info) or len(steps) < LEAST_STEPS or metrics.series("partial/wait_s"):
@@ -306,6 +321,7 @@ RULES: Final[tuple[Callable[[Metrics, Mapping[str, Any]], Iterator[Advice]], ...
     *REWARD_RULES,
     _mismatch,
     _waiting,
+    _slow_prompts,
     _preemptions,
     _long_rollouts,
     _memory_left,

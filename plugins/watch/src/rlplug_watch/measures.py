@@ -32,6 +32,13 @@ class Advice:
     """The option to change, as in a configuration: ``model.sampling.max_new_tokens``."""
     page: str
     """Page of ``docs/`` that explains it, with the section: ``algorithms.md#dynamic-sampling``."""
+    value: str = ""
+    """What to set the option to, where there is one value to try first."""
+
+    @property
+    def setting(self) -> str:
+        """The option, with its value where there is one: ``data.train.init_args.streaming: false``."""
+        return f"{self.key}: {self.value}" if self.value else self.key
 
     @property
     def url(self) -> str:

@@ -32,7 +32,7 @@ class ReportWriter(RunObserver):
         time = describe_shares(metrics)
         lines = [] if time is None else [f"time: {time}"]
         pieces = [*levers(metrics, record, flat_config(folder / CONFIG_FILE)), *advise(metrics, record)]
-        lines += [f"advice: {piece.text} Key: {piece.key}; {piece.url}" for piece in pieces]
+        lines += [f"advice: {piece.text} Key: {piece.setting}; {piece.url}" for piece in pieces]
         if self._run.report:
             from rlplug_watch.report.page import write_report
 

@@ -36,16 +36,18 @@ def _asked(metrics: Metrics, reward: str, count: str = "requests") -> bool:
 
 
 def _noisy(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    for reward in reward_functions(metrics):
+    rewards = reward_functions(metrics)
+    for reward in rewards:
         noise = late_mean(metrics, f"{reward}/noise")
         if noise is not None and noise > NOISE:
             yield Advice(
                 f"{reward} is noisy: equal completions of a prompt got different values, {min(noise, 1):.0%} of its "
-                "variance within a prompt in the last quarter of the run. Check answers by a verifier where that is "
-                "possible, take more votes (BestOfGroup) or comparisons (PairwiseJudge), or train with PFPPO, on the "
+                "variance within a prompt in the last quarter of the run. Check answers by a verifier where prompts "
+                "have them, take more votes (BestOfGroup) or comparisons (PairwiseJudge), or train with PFPPO, on the "
                 "best and worst alone, with a kl_coefficient.",
                 "model.rewards",
                 "learned-rewards.md#noise",
+                "MathVerify" if len(rewards) == 1 else "",
             )
 
 

@@ -111,7 +111,7 @@ def _run(watched: WatchedRuns, request: web.Request) -> Any:
         "version": version,
         "name": data.name,
         "folder": str(run.folder),
-        "advice": [{"text": one.text, "key": one.key, "page": one.url} for one in contents.advice],
+        "advice": [{"text": one.text, "key": one.setting, "page": one.url} for one in contents.advice],
         "sections": [[section, [_figure(figure) for figure in figures]] for section, figures in contents.sections],
         "timeline": _timeline(data.metrics),
         "has_timelines": bool(data.timelines) or "steps" in request.query,
