@@ -26,6 +26,18 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=8192,
         rope_parameters={"rope_type": "default", "rope_theta": 130000.0},
     ),
+    "qwen3-0.6b": lambda: Qwen3Config(
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
     "qwen3-1.7b": lambda: Qwen3Config(
         hidden_size=2048,
         num_hidden_layers=28,
