@@ -56,7 +56,9 @@ def link_to_repository(name: str, text: str) -> str:
     """Make links to files outside ``docs/`` absolute; the site has images of its own."""
     docs = ROOT / "docs"
     try:
-        return absolute_links(text, docs, stays=lambda path: path.is_relative_to(docs) or path.suffix in IMAGES)
+        return absolute_links(
+            text, (docs / name).parent, stays=lambda path: path.is_relative_to(docs) or path.suffix in IMAGES
+        )
     except FileNotFoundError as error:
         logger.warning(str(error), location=name)
         return text

@@ -17,6 +17,7 @@ from rlplug import hookspecs
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 REFERENCE = "scripts/write_configuration_reference.py"
+GUIDES = "docs/api/guides.md"
 
 
 ON_EVERY_PUSH = ("README.md", "docs/first-run.md", "docs/the-step.md")
@@ -169,7 +170,14 @@ def test_the_table_of_hooks_has_every_hook_and_its_arguments() -> None:
     assert documented == {name: list(inspect.signature(hook).parameters) for name, hook in specified.items()}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_what_guides_name_is_here_or_is_said_not_to_be() -> None:
+    """Catches a row without a link, which no other test of links sees, and one that is there twice."""
+    rows = re.findall(r"^\| (?!what guides name)([^|]+) \| ([^|]+) \|$", (ROOT / GUIDES).read_text(), re.M)
+    assert len({topic for topic, _ in rows}) == len(rows) >= 80
+    assert not [topic for topic, here in rows if "](" not in here]
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", GUIDES])
 def test_links_lead_somewhere(page: str) -> None:
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)]+)\)", text):
