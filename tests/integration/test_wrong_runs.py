@@ -111,7 +111,7 @@ def test_data_that_are_read_too_slowly(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "data"
     data.mkdir()
-    prompts = [f"{number:03}>" if number % 50 == 0 else "1" * 5_000 for number in range(1000)]
+    prompts = [f"{number:03}>" if number % 50 == 0 else "1" * 2_000 for number in range(1000)]
     rows = [json.dumps({"prompt": prompt, "answer": prompt[:3]}) + "\n" for prompt in prompts]
     (data / "train.jsonl").write_text("".join(rows))
     source = {
