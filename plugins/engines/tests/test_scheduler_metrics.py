@@ -32,3 +32,28 @@ def test_a_server_that_started_again_counts_from_zero():
         asyncio.run(metrics.sample())
     found = stats.drain()
     assert (found["preemptions"], found["prefix_cache_hits"]) == (3, 70 / 200)
+
+
+def test_looks_that_overlap_count_nothing_twice():
+    """Alone catches a late answer that is taken for a new start: 2,000,800 tokens were counted for 400."""
+
+    class SlowFirst:
+        url = "http://n1:8000"
+        tokens = 1_000_000
+        num_asked = 0
+
+        async def get(self, route):
+            self.num_asked += 1
+            self.tokens += 200
+            answer = {"prompt_tokens": self.tokens}
+            await asyncio.sleep(0.1 if self.num_asked == 2 else 0)
+            return answer
+
+    async def look() -> None:
+        await metrics.sample()
+        await asyncio.gather(metrics.sample(), metrics.sample())
+
+    stats = EngineStats(max_num_seqs=8, kv_cache_tokens=1000)
+    metrics = SchedulerMetrics(Backend(), [SlowFirst()], stats, lambda: True)
+    asyncio.run(look())
+    assert stats.prompt_tokens == 400

@@ -30,6 +30,7 @@ class SchedulerMetrics:
         self._stats = stats
         self._is_busy = is_busy
         self._before: dict[str, SchedulerState] = {}
+        self._looks = asyncio.Lock()
 
     def use(self, servers: Sequence[Server]) -> None:
         """Ask these servers from now on."""
@@ -44,7 +45,14 @@ class SchedulerMetrics:
                 await self.sample()
 
     async def sample(self) -> None:
-        """Note the state of all servers; one that does not answer is left to the requests, which fail."""
+        """Note the state of all servers; one that does not answer is left to the requests, which fail.
+
+        One look waits for another's end: an answer that is older than the last one looks like a server's new start.
+        """
+        async with self._looks:
+            await self._sample()
+
+    async def _sample(self) -> None:
         servers = self._servers
         calls = (server.get(self._backend.metrics_route) for server in servers)
         answers = await asyncio.gather(*calls, return_exceptions=True)
