@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, set_aside_after
+from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, set_aside_after, set_exports_aside
 from rlplug.distributed.durable_files import whole_lines
 from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
@@ -67,22 +67,18 @@ def cut_back(
 ) -> list[str]:
     """Remove what the run wrote after ``step`` and will write again; return lines that say so, and what is lost.
 
-    Args:
-        folder: The run's.
-        metrics: Its ``metrics.jsonl``.
-        step: Step of the checkpoint.
-        validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
-        writes_samples: Whether the run writes samples of its steps.
-        token_log: Its token log, if there is one.
+    A validation beside the training is repeated, where it is of ``step``. What was exported keeps another name.
     """
     begins = validation.beside_training and validation.is_due(step)
 
     def is_repeated(record: dict[str, Any]) -> bool:
         return begins and record["step"] == step and record.get("phase") == "validate"
 
-    num_rows = sum(record["step"] > step for record in whole_lines(folder / METRICS))
+    steps = [record["step"] for record in whole_lines(folder / METRICS)]
+    num_rows, newest = sum(each > step for each in steps), max(steps, default=step)
     removed = f", {num_rows} row{'s' * (num_rows > 1)} after it removed" if num_rows else ""
     said = [f"resumed from step {step}{removed}"]
+    said += set_exports_aside(folder, newest)
     aside = set_aside_after(folder, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
     if aside is not None:
         said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")

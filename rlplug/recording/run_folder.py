@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
-from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, run_dir_of
+from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, EXPORTED, run_dir_of
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
@@ -50,8 +50,6 @@ if MYPY:
 DEFAULT_COMPILE_CACHE: Final = "~/.cache/rlplug/compile"
 RUN_FOLDER_VARIABLE: Final = "RLPLUG_RUN_FOLDER"
 """Environment variable with the folder of a run, where whoever starts its ranks has made it."""
-EXPORTED: Final = ("policy", "adapter")
-"""Folders of the trained policy, and of its adapter where one was trained."""
 MOST_ERRORS: Final = 100
 """Samples written to ``reward_errors.jsonl`` per step."""
 

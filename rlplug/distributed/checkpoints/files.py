@@ -25,6 +25,8 @@ CONFIG_KEY: Final = "rlplug_config"
 """Key of a checkpoint with the text of its file ``config.yaml``."""
 MANIFEST: Final = "manifest.json"
 FOLDER: Final = "checkpoints"
+EXPORTED: Final = ("policy", "adapter")
+"""Folders of the trained policy, and of its adapter where one was trained."""
 _CHUNK: Final = 1 << 22
 _NAME: Final = re.compile(r"step-(\d{8})")
 

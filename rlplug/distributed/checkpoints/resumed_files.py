@@ -8,19 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplug.distributed.checkpoints.files import FOLDER, list_checkpoints
-from rlplug.distributed.durable_files import explained, replaced, sync, whole_record
+from rlplug.distributed.checkpoints.files import EXPORTED, FOLDER, list_checkpoints
+from rlplug.distributed.durable_files import explained, replace_folder, replaced, sync, whole_record
 
 
 def set_aside_after(run_dir: Path, step: int, files: Sequence[str]) -> Path | None:
     """Move the checkpoints after ``step`` to ``checkpoints/abandoned-1`` or the next number, with copies of ``files``.
 
     The run goes on from ``step`` then, and its newest checkpoint is the one that it wrote last.
-
-    Args:
-        run_dir: Folder of the run.
-        step: Step of the checkpoint from which the run goes on.
-        files: Names of files of the run folder whose later rows will be removed.
 
     Returns:
         The folder, or ``None`` where there is no such checkpoint.
@@ -44,6 +39,16 @@ def set_aside_after(run_dir: Path, step: int, files: Sequence[str]) -> Path | No
     return aside
 
 
+def set_exports_aside(run_dir: Path, step: int) -> list[str]:
+    """Give ``policy/`` and ``adapter/``, exported after ``step``, names with the step, and return lines that say so."""
+    said = []
+    for folder in (path for name in EXPORTED if (path := run_dir / name).is_dir()):
+        aside = folder.with_name(f"{folder.name}-step-{step:08d}")
+        replace_folder(folder, aside)
+        said.append(f"{folder} of step {step} is now {aside}")
+    return said
+
+
 def cut_back_lines(
     path: Path,
     step: int,
@@ -52,16 +57,11 @@ def cut_back_lines(
 ) -> list[str]:
     """Remove the lines of a JSON-lines file after ``step``, and those that are torn; say which lines are lost.
 
-    Lines that stay keep every byte.
+    Lines that stay keep every byte. Each has a whole number ``step``.
 
     Args:
-        path: File whose lines are objects with a whole number ``step``; it need not exist.
-        step: Last step to keep.
         num_expected: Whether a line is one of those that every step from 1 has; by default no line is.
         is_repeated: Whether a line up to ``step`` is written again too.
-
-    Returns:
-        A sentence for each kind of line that is lost.
     """
     steps: set[int] = set()
     num_torn, is_changed = 0, False

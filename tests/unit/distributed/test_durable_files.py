@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rlplug.distributed import durable_files
-from rlplug.distributed.checkpoints.resumed_files import cut_back_lines
+from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, set_exports_aside
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
@@ -207,3 +207,15 @@ def test_a_parent_that_is_a_file_is_an_error_with_its_name(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(RunError, match="runs/001 cannot be written: "):
         new_numbered_folder(tmp_path / "runs")
+
+
+def test_exports_of_the_former_end_say_their_step(tmp_path):
+    """Alone catches a resumed run whose former `policy/` commands take for the newest."""
+    for step, text in ((4, "first"), (9, "second"), (9, "again")):
+        (tmp_path / "policy").mkdir()
+        (tmp_path / "policy" / "config.json").write_text(text)
+        (said,) = set_exports_aside(tmp_path, step)
+        assert f"of step {step} is now" in said
+    assert set_exports_aside(tmp_path, 12) == []
+    found = {path.name: (path / "config.json").read_text() for path in tmp_path.iterdir()}
+    assert found == {"policy-step-00000004": "first", "policy-step-00000009": "again"}
