@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlplug_eval.policies import Policy, stamp
 RECORD: Final = "eval.json"
 CONFIG: Final = "config.yaml"
 COMPLETIONS: Final = "completions.jsonl"
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass
@@ -62,18 +64,30 @@ class Row:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Return a checksum of prompts' names and tokens."""
+    """Return a checksum of prompts: their names, tokens, answers and metadata, by which rewards judge."""
     digest = xxhash.xxh3_128()
     for prompt in prompts:
-        digest.update(json.dumps([prompt.uid, list(prompt.token_ids)]).encode())
+        judged = _plain([prompt.answer, prompt.metadata])
+        digest.update(json.dumps([prompt.uid, list(prompt.token_ids), judged]).encode())
     return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as lists and text that are the same in each process."""
+    if isinstance(value, Mapping):
+        return [[str(name), _plain(part)] for name, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return _ADDRESS.sub("", repr(value))
 
 
 class EvalFolder:
     """Reader and writer of an evaluation's folder.
 
-    ``completions.jsonl`` has the completions of a prompt together, prompts in the order of their source. What a kill
-    has left of a prompt is removed when the folder is opened again, and generated again.
+    ``completions.jsonl`` has the completions of a prompt together. What a kill or damage has left of a prompt is
+    removed when the folder is opened again, and generated again.
 
     Args:
         path: The folder, which exists.
@@ -90,8 +104,8 @@ class EvalFolder:
         require_readable(path / name for name in (RECORD, CONFIG, COMPLETIONS))
         self.record = record or read_record(path)
         self._file = RowFile(path / COMPLETIONS)
-        self._counts: dict[tuple[str, str], int] = {}
-        """Complete prompts by policy and source."""
+        self._done: dict[tuple[str, str], set[str]] = {}
+        """Names of complete prompts by policy and source."""
         if record is None:
             self._cut_back()
         self.save()
@@ -112,8 +126,8 @@ class EvalFolder:
         before = self.record.prompts.setdefault(f"{policy}/{source}", found)
         if before != found:
             raise ConfigError(
-                f"{self.path} has completions of other prompts: those of {source} with the tokenizer of {policy} have "
-                "changed. Start a new evaluation, without --resume."
+                f"{self.path} has completions of other prompts: those of {source} with the tokenizer of {policy}, or "
+                "their answers or metadata, have changed. Start a new evaluation, without --resume."
             )
         self.save()
 
@@ -131,9 +145,10 @@ class EvalFolder:
             )
         self.record.sources[policy.name] = policy.source
 
-    def num_done(self, policy: str, source: str) -> int:
-        """Return how many prompts of a source have all their completions."""
-        return self._counts.get((policy, source), 0)
+    def missing(self, policy: str, source: str, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the indices of the prompts of a source that lack completions."""
+        done = self._done.get((policy, source), set())
+        return [index for index, prompt in enumerate(prompts) if prompt.uid not in done]
 
     def add_counts(self, policy: str, source: str, counts: Mapping[str, float]) -> None:
         """Add to the rewards' counts, and write them: what was asked and paid for counts also where a kill loses it."""
@@ -145,11 +160,10 @@ class EvalFolder:
         self.save()
 
     def append(self, policy: str, source: str, samples: Sequence[Sample]) -> None:
-        """Write the completions of whole prompts, in the order of the source."""
+        """Write the completions of whole prompts."""
         records = [_record_of(sample, policy, source) for sample in sorted(samples, key=lambda each: each.group)]
         self._file.append("".join(map(json_line, records)))
-        key, number = (policy, source), len({sample.group for sample in samples})
-        self._counts[key] = self._counts.get(key, 0) + number
+        self._done.setdefault((policy, source), set()).update(sample.prompt.uid for sample in samples)
 
     def rows(self) -> dict[tuple[str, str], list[Row]]:
         """Return all completions by policy and source."""
@@ -183,8 +197,8 @@ class EvalFolder:
                 for record, line in _records(path):
                     if record is not None and (record["policy"], record["data"], record["prompt_uid"]) in whole:
                         kept.write(line)
-        for policy, data, _ in whole:
-            self._counts[policy, data] = self._counts.get((policy, data), 0) + 1
+        for policy, data, uid in whole:
+            self._done.setdefault((policy, data), set()).add(uid)
 
 
 def read_record(path: Path) -> EvalRecord:

@@ -99,7 +99,7 @@ class Evaluation:
             source.data.load("validate", inputs.prompt_rules(self._options.sampling.max_new_tokens))
             prompts = source.data.val_prompts
             self._folder.check_prompts(name, source.name, prompts)
-            if self._folder.num_done(name, source.name) == len(prompts):
+            if not self._folder.missing(name, source.name, prompts):
                 continue
             self._start_rewards()
             if not is_used:
@@ -125,23 +125,38 @@ class Evaluation:
         self, name: str, source: EvalSource, generator: RolloutGenerator, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         options, prompts = self._options, source.data.val_prompts
-        for start in range(self._folder.num_done(name, source.name), len(prompts), options.prompts_per_batch):
+        missing = self._folder.missing(name, source.name, prompts)
+        done = len(prompts) - len(missing)
+        for batch in batches(missing, options.prompts_per_batch):
             PHASE_PROGRESS.begin("rollout")
             request = RolloutRequest(
-                prompts[start : start + options.prompts_per_batch],
+                prompts[batch.start : batch.stop],
                 options.num_samples,
                 options.sampling,
                 f"eval/{options.seed}/{source.name}",
                 self._engine.version,
             )
-            samples = generator.generate(request, first_group=start)  # numbers, and so seeds, do not depend on batches
+            samples = generator.generate(
+                request, first_group=batch.start
+            )  # numbers, and so seeds, do not depend on batches
             generator.pop_metrics()  # says what the engine advises
             PHASE_PROGRESS.begin("rewards")
             samples = self._rewards.score(samples)
             self._folder.add_counts(name, source.name, self._rewards.pop_own_counts())
             self._folder.append(name, source.name, [with_turns(sample, tokenizer) for sample in samples])
-            done = min(start + options.prompts_per_batch, len(prompts))
+            done += len(batch)
             self._note(f"{name} on {source.name}: {done:,}/{len(prompts):,} prompts | {_short(samples)}")
+
+
+def batches(indices: Sequence[int], size: int) -> list[range]:
+    """Return increasing indices as ranges without gaps of at most ``size``."""
+    found: list[range] = []
+    for index in indices:
+        if found and found[-1].stop == index and len(found[-1]) < size:
+            found[-1] = range(found[-1].start, index + 1)
+        else:
+            found.append(range(index, index + 1))
+    return found
 
 
 def _short(samples: Sequence[Sample]) -> str:
