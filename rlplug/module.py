@@ -36,7 +36,7 @@ from rlplug.setup.build import make_step_training, make_update
 from rlplug.setup.start import RunModule, freeze_gc, limit_host_threads, make_mismatch_gate, validation_request
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.mismatch_gate import MismatchGate
-from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, sample_table, source_metrics
+from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, sample_table, scored_rows
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.step_training import StepTraining
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
@@ -159,8 +159,9 @@ class RLModule(RunModule):
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays, sources)
             self.step_metrics |= self.groups.metrics(rollout)
             self.step_metrics |= {f"reward_seconds/{name}": each for name, each in self.rewards.seconds.items()}
-            self.step_metrics |= rollout_metrics(table, self.rewards.names) | source_metrics(table, sources)
-            self._step_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
+            self.step_metrics |= rollout_metrics(table, self.rewards.names, sources)
+            scored = scored_rows(table)
+            self._step_values = {"reward": scored["reward"], "completion_length": scored["num_tokens"]}
         return rollout
 
     def compute_logprobs(self, rollout: Rollout) -> StepBatch:

@@ -47,7 +47,7 @@ class StepRecord:
         metrics: Metrics of all ranks, as loggers get them, with scores of a validation that ran beside the step.
         samples: This rank's samples that trained.
         batch: Their rows as they trained, advantages included.
-        values: ``reward`` and ``completion_length`` of all ranks' samples, float [samples].
+        values: ``reward`` and ``completion_length`` of all ranks' samples that have a reward, float [samples].
     """
 
     step: int

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlplug.observability.intervals import Estimate, difference_of
+
 ENDS: Final = 5
 """Most steps at each end of a run whose mean is the training reward before and after."""
 
@@ -20,16 +22,18 @@ class RewardChange:
     after: float
     num_steps: int = 0
     """Steps of which each is a mean; 0 for a validation."""
-    margins: tuple[float, float] | None = None
-    """Halves of the 95% intervals over prompts, for a validation of enough prompts."""
+    intervals: tuple[tuple[float, float], tuple[float, float]] | None = None
+    """Those of 95% over prompts, for validations of enough prompts."""
 
     @property
     def verdict(self) -> str:
         """What the change amounts to, in a few words; empty where there are no intervals."""
-        if self.margins is None:
+        if self.intervals is None:
             return ""
-        change, noise = self.after - self.before, math.hypot(*self.margins)
-        return "the policy learned" if change > noise else "it got worse" if change < -noise else "no clear change"
+        ends = zip((self.before, self.after), self.intervals, strict=True)
+        before, after = (Estimate(mean, low, high, 0) for mean, (low, high) in ends)
+        words = {1: "the policy learned", 0: "no clear change", -1: "it got worse"}
+        return words[difference_of(before, after).direction]
 
 
 def training_reward(rows: Sequence[Mapping[str, Any]]) -> RewardChange | None:
@@ -52,6 +56,6 @@ def held_out_reward(rows: Sequence[Mapping[str, Any]]) -> RewardChange | None:
     if len(found) < 2:
         return None
     first, last = found[0], found[-1]
-    before, after = first.get("validate/reward_margin"), last.get("validate/reward_margin")
-    margins = None if before is None or after is None else (before, after)
-    return RewardChange(first["validate/reward_mean"], last["validate/reward_mean"], 0, margins)
+    ends = [(row.get("validate/reward_low"), row.get("validate/reward_high")) for row in (first, last)]
+    intervals = None if any(None in each for each in ends) else (ends[0], ends[1])
+    return RewardChange(first["validate/reward_mean"], last["validate/reward_mean"], 0, intervals)

@@ -125,10 +125,10 @@ def print_summary(
         say(f"next: {load}train longer:", wraps=True)
         say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --num_steps {more}")
     if (held_out := held_out_reward(rows)) is not None:
-        before, after = held_out.margins or (None, None)
-        shown = f"{_with_margin(held_out.before, before)} -> {_with_margin(held_out.after, after)}"
+        before, after = held_out.intervals or (None, None)
+        shown = f"{_with_interval(held_out.before, before)} -> {_with_interval(held_out.after, after)}"
         say(f"held-out reward {shown}" + (f": {held_out.verdict}" if held_out.verdict else ""))
 
 
-def _with_margin(value: float, margin: float | None) -> str:
-    return f"{value:.3f}" if margin is None else f"{value:.3f} ± {margin:.3f}"
+def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:.3f}" + ("" if interval is None else " ({:.3f} to {:.3f})".format(*interval))

@@ -86,7 +86,8 @@ def test_the_end_says_what_came_out_and_what_to_do(quickstart: tuple[Path, str],
     assert "\nstarted in " in output
     assert "training reward 0.0" in output
     assert re.search(
-        r"held-out reward 0\.0\d\d ± 0\.\d+ -> [01]\.\d+ ± 0\.\d+: the policy learned", output.splitlines()[-1]
+        r"held-out reward 0\.0\d\d \(-?0\.\d+ to 0\.\d+\) -> [01]\.\d+ \(0\.\d+ to [01]\.\d+\): the policy learned",
+        output.splitlines()[-1],
     )
     assert f"report: {folder / 'report.html'}" in output
     assert "next: load the policy with AutoModelForCausalLM" in output

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from rlplug_eval.folder import COMPLETIONS, EvalFolder, EvalRecord
+from rlplug_eval.folder import COMPLETIONS, EvalFolder, EvalRecord, fingerprint
 from rlplug_eval.options import EvalOptions, make_options
 from rlplug_eval.page import write_page
 from rlplug_eval.policies import Policy, label_of, place_of, split_name
 from rlplug_eval.results import compute, markdown, write_results
+from rlplug_eval.runner import batches
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig
@@ -60,7 +63,7 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_prompt(tmp_path):
         file.write(b'{"policy": "a", "data"')
     again = EvalFolder(tmp_path)
     assert (tmp_path / COMPLETIONS).read_bytes() == b"".join(whole)
-    assert [again.num_done(*key) for key in (("a", "val"), ("b", "val"))] == [2, 0]
+    assert [again.missing(*key, given) for key in (("a", "val"), ("b", "val"))] == [[2, 3], [0, 1, 2, 3]]
     again.check_prompts("a", "val", given)
     with pytest.raises(ConfigError, match="completions of other prompts"):
         again.check_prompts("a", "val", given[:3])
@@ -75,6 +78,39 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_prompt(tmp_path):
     write_results(again, results)
     assert json.loads((tmp_path / "results.json").read_text())["results"][0]["reward_counts"]["odd/count"] is None
     again.close()
+
+
+def test_damage_in_the_middle_loses_no_prompt_and_doubles_none(tmp_path):
+    """Alone catches an evaluation that goes on by count, which left one prompt out and asked another twice."""
+    given = prompts(6)
+    folder = EvalFolder(tmp_path, record("a"))
+    for group in range(4):
+        folder.append("a", "val", samples(given[group], group, 1.0, 0.0))
+    folder.close()
+    lines = (tmp_path / COMPLETIONS).read_bytes().splitlines(keepends=True)
+    lines[2] = bytes(len(lines[2]) - 1) + b"\n"  # zeros, as a power cut leaves them
+    (tmp_path / COMPLETIONS).write_bytes(b"".join(lines))
+    for expected in ([range(1, 2), range(4, 6)], []):
+        again = EvalFolder(tmp_path)
+        found = batches(again.missing("a", "val", given), 4)
+        assert found == expected
+        for group in (group for batch in found for group in batch):
+            again.append("a", "val", samples(given[group], group, 1.0, 0.0))
+        rows = again.rows()["a", "val"]
+        assert Counter(row.uid for row in rows) == dict.fromkeys("012345", 2)
+        again.close()
+    assert batches([0, 1, 2, 3, 4, 7], 2) == [range(2), range(2, 4), range(4, 5), range(7, 8)]
+
+
+def test_corrected_answers_and_tests_are_other_prompts():
+    """Alone catches an evaluation that goes on with completions which were judged by other answers."""
+    judged = [
+        Prompt("0", (3, 0), "p", "41", {"tests": ["f(1) == 1"], "image": image}) for image in (object(), object())
+    ]
+    first = fingerprint(judged[:1])
+    assert first == fingerprint(judged[1:]), "where an object lies in memory is no change"
+    assert first != fingerprint([Prompt("0", (3, 0), "p", "42", judged[0].metadata)])
+    assert first != fingerprint([Prompt("0", (3, 0), "p", "41", {"tests": ["f(1) == 2"], "image": object()})])
 
 
 def test_an_answer_whose_keys_are_cells_of_a_grid_is_written(tmp_path):
@@ -101,24 +137,29 @@ def test_files_that_change_are_refused(tmp_path):
     folder.close()
 
 
-def test_differences_are_paired_and_errors_count_in_nothing_else(tmp_path):
+def test_differences_are_paired_and_a_failed_completion_is_an_error_and_no_pass(tmp_path):
+    """Alone catches a prompt that vanishes from pass@k with its errors, and lengths of completions that failed."""
     given = prompts(6)
     folder = EvalFolder(tmp_path, record("old", "new"))
     for name, better in (("old", 0.0), ("new", 1.0)):
         for group, prompt in enumerate(given):
             rewards = (None, None) if group == 0 and name == "new" else (better, 1.0 if group % 2 else better)
-            folder.append(name, "val", samples(prompt, group, *rewards))
+            found = samples(prompt, group, *rewards)
+            if rewards[0] is not None:
+                found = [replace(sample, finish_reason="stop") for sample in found]
+            folder.append(name, "val", found)
     results = compute(folder.record, folder.rows())
     old, new = results.results
     assert (old.num_errors, new.num_errors, new.num_samples) == (0, 2, 12)
     assert old.reward.mean == pytest.approx(0.25)
-    assert new.reward.mean == 1.0
-    assert new.reward.num_prompts == 5
+    assert (new.reward.mean, new.reward.num_prompts, new.length.num_prompts) == (1.0, 5, 5)
+    assert (new.pass_at[1].mean, new.pass_at[1].num_prompts) == (pytest.approx(5 / 6), 6)
     assert old.pass_at[2].mean == pytest.approx(0.5)
     (difference,) = results.differences
     assert difference.reward.mean == pytest.approx((3 * 0.5 + 2 * 1.0) / 5)
+    assert (difference.reward.num_prompts, difference.pass_at[1].num_prompts) == (5, 6)
     assert (difference.num_better, difference.num_worse) == (5, 0)
-    assert old.truncated_share == 1.0
+    assert (old.truncated_share, new.truncated_share) == (0.0, 0.0)
     write_results(folder, results)
     assert json.loads((tmp_path / "results.json").read_text())["results"][1]["num_errors"] == 2
     folder.close()

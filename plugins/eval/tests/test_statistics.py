@@ -1,17 +1,16 @@
-"""Estimates of an evaluation and their intervals: formulas against enumeration, coverage by simulation."""
+"""pass@k of a prompt against enumeration, and differences of two policies on the same prompts."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from rlplug_eval.folder import Row
 from rlplug_eval.results import Group
-from rlplug_eval.statistics import largest_ks, mean_of, proportion
+from rlplug_eval.statistics import largest_ks, paired
 
-from rlplug.training.validation.scores import student_t
+from rlplug.observability.intervals import mean_over, share_over
 
 
 def rows(*rewards):
@@ -27,51 +26,38 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples(passed):
         assert Group("u", rows(*rewards)).pass_at(k, 0.9) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_failed_reward_is_neither_a_pass_nor_a_fail():
+def test_a_failed_sample_is_no_pass_and_has_no_reward():
+    """Alone catches a prompt that vanishes from pass@k with its errors, and a mean that takes them as 0."""
     group = Group("u", rows(1.0, None, 0.0, None))
-    assert group.pass_at(1, 1.0) == 0.5
-    assert group.pass_at(2, 1.0) == 1.0
-    assert group.pass_at(3, 1.0) is None
-    assert group.mean_reward() == 0.5
-    assert Group("u", rows(None)).mean_reward() is None
+    assert [group.pass_at(k, 1.0) for k in (1, 2, 4)] == pytest.approx([1 / 4, 1 / 2, 1.0])
+    assert (group.mean_reward(), group.mean_length()) == (0.5, 1.0)
+    failed = Group("u", rows(None, None))
+    assert (failed.pass_at(1, 1.0), failed.mean_reward(), failed.mean_length()) == (0.0, None, None)
 
 
-def test_with_one_sample_a_prompt_the_interval_is_wilsons():
-    """Values of Newcombe, "Two-sided confidence intervals for the single proportion" (1998), table I, method 3."""
-    for number, count, low, high in ((263, 81, 0.2553, 0.3662), (148, 15, 0.0624, 0.1605), (20, 0, 0.0, 0.1611)):
-        found = proportion([1.0] * count + [0.0] * (number - count), number)
-        assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
-
-
-def test_student_t():
-    for degrees, quantile in ((3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1000, 1.96234)):
-        assert student_t(degrees) == pytest.approx(quantile, rel=5e-3 if degrees < 5 else 3e-4)
-
-
-@pytest.mark.parametrize(("prompts", "samples", "spread"), [(30, 1, 0.3), (100, 8, 0.5), (100, 8, 20.0), (20, 4, 0.05)])
-def test_intervals_cover_the_truth_as_often_as_they_say(prompts, samples, spread):
-    """Chances of prompts are beta distributed: from all alike to nearly 0 or 1 each. 1,500 evaluations are drawn."""
-    draw, truth, trials = np.random.default_rng(0), 0.7, 1500
-    chances = draw.beta(truth * spread, (1 - truth) * spread, (trials, prompts))
-    means = draw.binomial(samples, chances) / samples
-    rewards = draw.exponential(1.0, (trials, prompts))
-    found = [
-        (proportion(row.tolist(), prompts * samples), mean_of(other.tolist()))
-        for row, other in zip(means, rewards, strict=True)
-    ]
-    for index, (true, lowest) in enumerate(((truth, 0.925), (1.0, 0.90))):  # a mean of exponentials is skewed
-        covered = sum(pair[index].low <= true <= pair[index].high for pair in found) / trials
-        assert lowest <= covered <= 0.98
-
-
-def test_no_interval_where_nothing_can_be_said():
-    assert proportion([], 0) is None
-    assert mean_of([]) is None
-    assert mean_of([0.0] * 50).low is None, "differences that are all 0 say nothing on how they vary"
-    assert mean_of([1.0, 2.0, 3.0]).low is None
-    sure = proportion([1.0] * 50, 400)
-    assert sure.mean == 1.0
-    assert 0.9 < sure.low < 0.95, "50 prompts that all pass are no proof of the 51st"
-    assert math.isclose(sure.high, 1.0)
+def test_differences_say_nothing_where_nothing_can_be_said():
+    assert paired([], mean_over) is None
+    assert paired([(0.5, 0.5)] * 50, share_over).low is None, "differences that are all 0 say nothing on how they vary"
+    assert paired([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)], share_over).low is None
+    one = paired([(1.0, 0.0)] * 3 + [(1.0, 1.0)] * 17, share_over)
+    assert one.mean == pytest.approx(0.15)
+    assert one.low < 0.15 < one.high < 0.5
     assert largest_ks(1) == [1]
     assert largest_ks(6) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "trials"), [(20, 150), pytest.param(5, 1500, marks=pytest.mark.nightly)], ids=["20", "5"]
+)
+def test_intervals_of_differences_hold_the_truth_as_often_as_they_say(prompts, trials):
+    """Alone catches a difference that is taken as unpaired, or Student's t where few prompts differ (60% held)."""
+    draw, held = np.random.default_rng(0), []
+    for truth in (0.1, 0.5, 0.9):
+        for spread in (0.5, 4.0):
+            chances = draw.beta(truth * spread, (1 - truth) * spread, (trials, prompts))
+            others = draw.binomial(4, chances * 0.8) / 4
+            for mine, other in zip(draw.binomial(4, chances) / 4, others, strict=True):
+                found = paired(list(zip(mine.tolist(), other.tolist(), strict=True)), share_over)
+                if found.low is not None:
+                    held.append(found.low <= 0.2 * truth <= found.high)
+    assert 0.925 <= np.mean(held) <= 0.985

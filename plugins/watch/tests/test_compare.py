@@ -8,7 +8,7 @@ import random
 import pytest
 from rlplug_watch import comparison
 from rlplug_watch.commands.compare import compare_command
-from rlplug_watch.comparison import compare_runs, margin_of_difference
+from rlplug_watch.comparison import compare_runs, interval_of_difference
 
 from rlplug.errors import ConfigError
 
@@ -33,7 +33,8 @@ def write_run(tmp_path):
                 "time/step": seconds * (5 if step == 1 else rng.uniform(0.95, 1.05)),
                 "memory/update": memory,
                 "validate/reward_mean": reward if step % 10 == 0 else None,
-                "validate/reward_margin": margin if step % 10 == 0 else None,
+                "validate/reward_low": reward - margin if step % 10 == 0 else None,
+                "validate/reward_high": reward + margin if step % 10 == 0 else None,
                 "loss": float("nan") if step == 3 else 0.1,
             }
             for step in range(1, steps + 1)
@@ -95,6 +96,6 @@ def test_intervals_hold_the_true_difference_of_steps_that_follow_each_other(monk
         for series in values:
             for _ in range(400):
                 series.append(0.4 * series[-1] + rng.gauss(0, 1))
-        difference = sum(values[1]) / len(values[1]) - sum(values[0]) / len(values[0])
-        held += abs(difference) <= margin_of_difference(*values)
+        low, high = interval_of_difference(*values)
+        held += low <= 0 <= high
     assert held >= 174

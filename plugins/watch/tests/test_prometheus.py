@@ -136,7 +136,7 @@ def test_counters_go_on_after_a_resume_that_repeats_steps(start: Start, tmp_path
     resumed = start()
     before = series(resumed)
     resumed.log_metrics({"validate/reward_mean": 1.0}, step=2)  # no step that trained
-    resumed.log_metrics({**STEP, "completion/num_tokens": math.nan, "environment/failures": -3.0}, step=3)
+    resumed.log_metrics({**STEP, "completion/num_tokens": math.nan, "environment/failures": 3.0}, step=3)
     after = series(resumed)
     assert (before["rlplug_steps_total", ""], before["rlplug_tokens_total", ""]) == (3, 120)
     assert (after["rlplug_steps_total", ""], after["rlplug_tokens_total", ""]) == (4, 120)
@@ -144,6 +144,14 @@ def test_counters_go_on_after_a_resume_that_repeats_steps(start: Start, tmp_path
     assert after["rlplug_step", ""] == 3
     # a kill now, without an end, loses nothing that was served
     assert json.loads((tmp_path / "quickstart/001/prometheus_counters.json").read_text())["samples"] == 64
+
+
+def test_a_failed_trajectory_is_one_error(tmp_path: Path) -> None:
+    """Alone catches a trajectory that its environment failed and that counts as a failed reward too."""
+    counters = exposition.RunCounters(tmp_path / "counters.json")
+    failed = {"reward/error_share": 10 / 64, "reward/environment/error_share": 8 / 64, "environment/failures": 8.0}
+    counters.add({"completion/num_tokens": 640.0, "completion/num_samples": 64.0, **failed})
+    assert (counters.values["reward"], counters.values["environment"]) == (2, 8)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"steps": -1}', "\0", '{"steps": 1e999}'])

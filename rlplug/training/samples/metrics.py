@@ -64,44 +64,42 @@ def _number(sample: Sample, name: str) -> float:
     return math.nan if isinstance(value, RewardError) else value
 
 
-def rollout_metrics(table: SampleTable, reward_names: Sequence[str]) -> dict[str, float]:
-    """Summarise all scored samples of a step, selected or not.
+def scored_rows(table: SampleTable) -> SampleTable:
+    """Return the samples that have a reward: one that failed counts as an error, and in no mean."""
+    return table[~np.isnan(table["reward"])]
 
-    Args:
-        table: The samples of all ranks; not empty.
-        reward_names: Names of the rewards.
+
+def rollout_metrics(table: SampleTable, reward_names: Sequence[str], sources: Sequence[str] = ()) -> dict[str, float]:
+    """Summarise all samples of a step, selected or not, of which there is one.
 
     Returns:
-        Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
-        that train; the share of groups that the algorithm rejected, of those that it saw; turns, with an environment.
+        Over samples that have a reward: rewards, lengths in tokens, how completions ended, turns with an environment.
+        Over all: errors, tokens, samples, the shares of samples that train and of groups that the algorithm rejected.
     """
     num_seen = len(np.unique(table["group"][~table["is_surplus"]]))
     num_groups = len(np.unique(table["group"][table["trains"]]))
-    lengths, num_samples = table["num_tokens"].tolist(), len(table)
-    scored = table["reward"][~np.isnan(table["reward"])].tolist()
+    scored, num_samples = scored_rows(table), len(table)
+    rewards, lengths, turns = (scored[name].tolist() for name in ("reward", "num_tokens", "num_turns"))
     metrics = {
         "reward/error_share": 1 - len(scored) / num_samples,
-        "completion/num_tokens": float(sum(lengths)),
+        "completion/num_tokens": float(table["num_tokens"].sum()),
         "completion/num_samples": float(num_samples),
-        "completion/length_mean": statistics.fmean(lengths),
-        "completion/length_max": float(max(lengths)),
-        "completion/truncated_share": int(table["is_truncated"].sum()) / num_samples,
         "filter/kept_share": int(table["trains"].sum()) / num_samples,
         "filter/rejected_groups": 1 - num_groups / num_seen,
     }
-    if scored:
-        metrics["reward/mean"] = statistics.fmean(scored)
-        metrics["reward/std"] = statistics.pstdev(scored)
-        metrics["reward/min"], metrics["reward/max"] = min(scored), max(scored)
-    if ENVIRONMENT in reward_names:
-        turns = table["num_turns"].tolist()
+    if rewards:
+        metrics["reward/mean"], metrics["reward/std"] = statistics.fmean(rewards), statistics.pstdev(rewards)
+        metrics["reward/min"], metrics["reward/max"] = min(rewards), max(rewards)
+        metrics |= {"completion/length_mean": statistics.fmean(lengths), "completion/length_max": float(max(lengths))}
+        metrics["completion/truncated_share"] = int(scored["is_truncated"].sum()) / len(scored)
+    if rewards and ENVIRONMENT in reward_names:
         metrics |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}
     for name, values in zip(reward_names, table["values"].T, strict=True):
         if len(known := values[~np.isnan(values)]):
             metrics[f"reward/{name}"] = statistics.fmean(known.tolist())
             metrics |= {f"reward/{name}/p{percent}": float(np.percentile(known, percent)) for percent in (10, 50, 90)}
         metrics[f"reward/{name}/error_share"] = 1 - len(known) / num_samples
-    return metrics
+    return metrics | source_metrics(table, sources)
 
 
 def source_metrics(table: SampleTable, sources: Sequence[str]) -> dict[str, float]:
@@ -111,23 +109,16 @@ def source_metrics(table: SampleTable, sources: Sequence[str]) -> dict[str, floa
     for index, name in enumerate(sources):
         rows = table[table["source"] == index]
         metrics[f"source/{name}/share"] = len(np.unique(rows["group"])) / num_groups
-        if len(scored := rows["reward"][~np.isnan(rows["reward"])]):
-            metrics[f"source/{name}/reward_mean"] = statistics.fmean(scored.tolist())
-        if len(rows):
-            metrics[f"source/{name}/length_mean"] = statistics.fmean(rows["num_tokens"].tolist())
+        if len(scored := scored_rows(rows)):
+            metrics[f"source/{name}/reward_mean"] = statistics.fmean(scored["reward"].tolist())
+            metrics[f"source/{name}/length_mean"] = statistics.fmean(scored["num_tokens"].tolist())
     return metrics
 
 
 def means_over_ranks(
     found: Sequence[GivenMetrics], num_samples: int, gather: Callable[[Any], Any]
 ) -> list[GivenMetrics]:
-    """Return the metrics of plugins' calls as means over the ranks that have them. Collective.
-
-    Args:
-        found: What the calls on this rank gave.
-        num_samples: Samples of this rank, its weight.
-        gather: Returns the concatenation of all ranks' lists.
-    """
+    """Return the metrics of plugins' calls as means over ranks, weighted by ``num_samples``. Collective."""
     everyone = gather([(str(given.call), dict(given), num_samples) for given in found])
     by_call: dict[str, list[tuple[Mapping[str, float], int]]] = {}
     for call, metrics, weight in everyone:

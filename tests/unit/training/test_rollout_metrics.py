@@ -63,9 +63,9 @@ def test_metrics():
             **{f"reward/short/p{p}": numpy.quantile([-0.5, 1.0, 0.25, -1.0], p / 100) for p in (10, 50, 90)},
             "completion/num_tokens": 12.0,
             "completion/num_samples": 4.0,
-            "completion/length_mean": 3.0,
+            "completion/length_mean": 4.0,  # over the three that have a reward
             "completion/length_max": 8.0,
-            "completion/truncated_share": 0.5,
+            "completion/truncated_share": 2 / 3,
             "filter/kept_share": 0.75,
             "filter/rejected_groups": 0.0,
         }
@@ -85,7 +85,8 @@ def test_a_reward_that_always_failed_has_no_mean():
     metrics = metrics_of(Rollout((sample_of(2, "stop", math.nan, right=LATE, short=1.0),)))
     assert metrics["reward/error_share"] == 1.0
     assert metrics["reward/short"] == 1.0
-    assert not {"reward/mean", "reward/std", "reward/right"} & set(metrics)
+    of_scored = {"completion/length_mean", "completion/length_max", "completion/truncated_share"}
+    assert not ({"reward/mean", "reward/std", "reward/right"} | of_scored) & set(metrics)
 
 
 def test_a_metric_of_ranks_is_the_mean_over_their_samples():

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rlplug.distributed.durable_files import write_file
+from rlplug.observability.intervals import Estimate, mean_over, share_over
 from rlplug.training.validation.scores import pass_at_k
 from rlplug.types import reaches
 from rlplug_eval.card import markdown_text
 from rlplug_eval.folder import EvalFolder, EvalRecord, Row
-from rlplug_eval.statistics import Estimate, mean_of, proportion
+from rlplug_eval.statistics import paired
 
 RESULTS: Final = "results.json"
 TABLE: Final = "results.md"
 METHODS: Final = (
-    "Intervals are of 95%, over prompts: Wilson's score with the effective sample size for pass@k, Student's t for "
-    "means and for differences, which are paired by prompt. pass@k is the unbiased estimate of arXiv:2107.03374, "
-    "equation 1. A completion whose reward failed counts in no figure but the errors."
+    "Intervals are of 95%, over prompts, from four prompts on: for pass@k, and for rewards of two values, a Bayesian "
+    "bootstrap with Jeffreys' prior, for other means Student's t. Differences are paired by prompt. pass@k is the "
+    "unbiased estimate of arXiv:2107.03374, equation 1. A completion whose reward failed counts as an error and as no "
+    "pass, and in no other figure."
 )
 
 
@@ -39,12 +41,14 @@ class Group:
     def mean_reward(self) -> float | None:
         return math.fsum(self.rewards) / len(self.rewards) if self.rewards else None
 
-    def pass_at(self, k: int, threshold: float) -> float | None:
-        """Return the estimate of pass@k; ``None`` where fewer than k completions have a reward."""
-        rewards = self.rewards
-        if len(rewards) < k:
-            return None
-        return pass_at_k(len(rewards), sum(reaches(reward, threshold) for reward in rewards), k)
+    def mean_length(self) -> float | None:
+        """Return the mean tokens of the completions that have a reward; ``None`` where none has."""
+        lengths = [row.num_tokens for row in self.rows if row.reward is not None]
+        return math.fsum(lengths) / len(lengths) if lengths else None
+
+    def pass_at(self, k: int, threshold: float) -> float:
+        """Return the estimate of pass@k; a completion whose reward failed is no pass."""
+        return pass_at_k(len(self.rows), sum(reaches(reward, threshold) for reward in self.rewards), k)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Result:
     pass_at: dict[int, Estimate | None]
     reward: Estimate | None
     length: Estimate | None
-    """Tokens that the policy generated, of a completion."""
+    """Tokens that the policy generated, of a completion that has a reward, as in what follows."""
     truncated_share: float | None
     """Share of completions that a limit of tokens or turns cut."""
     turns: float | None
@@ -228,12 +232,9 @@ def _grouped(rows: Sequence[Row]) -> dict[str, Group]:
 def _result(record: EvalRecord, policy: str, data: str, groups: Mapping[str, Group]) -> Result:
     rows = [row for group in groups.values() for row in group.rows]
     options, failed = record.options, [row for row in rows if row.reward is None]
-    lengths = [math.fsum(row.num_tokens for row in group.rows) / len(group.rows) for group in groups.values()]
+    scored = [row for row in rows if row.reward is not None]
     wanted = record.prompts.get(f"{policy}/{data}")
-    pass_at: dict[int, Estimate | None] = {}
-    for k in options.ks:
-        values = _present([group.pass_at(k, options.pass_threshold) for group in groups.values()])
-        pass_at[k] = proportion(values, sum(len(group.rewards) for group in groups.values()))
+    means = _present([group.mean_reward() for group in groups.values()])
     return Result(
         policy=policy,
         data=data,
@@ -242,11 +243,13 @@ def _result(record: EvalRecord, policy: str, data: str, groups: Mapping[str, Gro
         num_samples=len(rows),
         num_errors=len(failed),
         first_error=failed[0].error if failed else "",
-        pass_at=pass_at,
-        reward=mean_of(_present([group.mean_reward() for group in groups.values()])),
-        length=mean_of(lengths),
-        truncated_share=sum(row.finish_reason == "length" for row in rows) / len(rows) if rows else None,
-        turns=sum(row.num_turns for row in rows) / len(rows) if rows else None,
+        pass_at={
+            k: share_over([group.pass_at(k, options.pass_threshold) for group in groups.values()]) for k in options.ks
+        },
+        reward=mean_over(means, _rewards(groups.values())),
+        length=mean_over(_present([group.mean_length() for group in groups.values()])),
+        truncated_share=sum(row.finish_reason == "length" for row in scored) / len(scored) if scored else None,
+        turns=sum(row.num_turns for row in scored) / len(scored) if scored else None,
         reward_counts={
             name: value if math.isfinite(value) else None
             for name, value in record.reward_counts.get(f"{policy}/{data}", {}).items()
@@ -263,24 +266,29 @@ def _difference(
     others: Mapping[str, Group],
 ) -> Difference:
     pairs = [(group, others[uid]) for uid, group in groups.items() if uid in others]
-    rewards = _less([(mine.mean_reward(), other.mean_reward()) for mine, other in pairs])
+    rewards = [
+        (first, second)
+        for mine, other in pairs
+        if (first := mine.mean_reward()) is not None and (second := other.mean_reward()) is not None
+    ]
+    of_samples = _rewards(group for pair in pairs for group in pair)
     threshold = record.options.pass_threshold
     return Difference(
         policy=policy,
         baseline=baseline,
         data=data,
         pass_at={
-            k: mean_of(_less([(mine.pass_at(k, threshold), other.pass_at(k, threshold)) for mine, other in pairs]))
+            k: paired([(mine.pass_at(k, threshold), other.pass_at(k, threshold)) for mine, other in pairs], share_over)
             for k in record.options.ks
         },
-        reward=mean_of(rewards),
-        num_better=sum(value > 0 for value in rewards),
-        num_worse=sum(value < 0 for value in rewards),
+        reward=paired(rewards, lambda values: mean_over(values, of_samples)),
+        num_better=sum(mine > other for mine, other in rewards),
+        num_worse=sum(mine < other for mine, other in rewards),
     )
 
 
-def _less(pairs: Sequence[tuple[float | None, float | None]]) -> list[float]:
-    return [mine - other for mine, other in pairs if mine is not None and other is not None]
+def _rewards(groups: Iterable[Group]) -> list[float]:
+    return [reward for group in groups for reward in group.rewards]
 
 
 def _present(values: Sequence[float | None]) -> list[float]:

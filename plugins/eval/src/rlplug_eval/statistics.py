@@ -1,69 +1,29 @@
-"""Estimates of an evaluation with their intervals: pass@k, means over prompts, paired differences.
-
-Prompts are the units that were drawn at random, and samples of a prompt are alike: all intervals are of prompts, as
-Miller, "Adding Error Bars to Evals", arXiv:2411.00640, recommends (clustered standard errors). They say how far the
-figures would vary over other prompts of the same kind, and with other samples.
-"""
+"""Differences of two policies on the same prompts, with their intervals, and the k of pass@k."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Sequence
 
-from rlplug.training.validation.scores import LEAST_PROMPTS, Z, margin_of
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over prompts with its interval of 95%."""
-
-    mean: float
-    low: float | None
-    """``None``, as ``high``, where there are too few prompts, or all of them are alike."""
-    high: float | None
-    num_prompts: int
-    """Prompts that count in it."""
+from rlplug.observability.intervals import Estimate, difference_of
 
 
-def proportion(values: Sequence[float], num_samples: int) -> Estimate | None:
-    """Return the mean of values from 0 to 1, one a prompt, with Wilson's score interval; ``None`` without values.
-
-    The interval is Wilson's (1927), as Brown, Cai and DasGupta, "Interval Estimation for a Binomial Proportion" (2001),
-    recommend, with the effective sample size m p (1 - p) / s^2 of m prompts whose values have variance s^2: Franco et
-    al., "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys" (2019). With
-    one sample a prompt this is Wilson's own. Where all prompts pass or none does it is that of m single samples.
+def paired(pairs: Sequence[tuple[float, float]], estimate: Callable[[list[float]], Estimate | None]) -> Estimate | None:
+    """Return the mean difference of pairs, one a prompt, as first less second; ``None`` without pairs.
 
     Args:
-        values: Estimates of a chance, one a prompt.
-        num_samples: Samples behind all of them together, which the effective size never exceeds.
+        pairs: Of each prompt.
+        estimate: Estimates the mean of one side. Its intervals and the correlation of both sides give that of the
+            difference, which prompts that are hard for both policies make narrower.
     """
-    number = len(values)
-    if not number:
+    mine, others = [first for first, _ in pairs], [second for _, second in pairs]
+    after, before = estimate(mine), estimate(others)
+    if after is None or before is None:
         return None
-    mean = math.fsum(values) / number
-    spread, variance = mean * (1 - mean), math.fsum((value - mean) ** 2 for value in values) / number
-    size = float(number)
-    if spread > 0:
-        size = min(number * spread / variance, float(max(num_samples, number))) if variance > 0 else float(num_samples)
-    middle = (mean + Z**2 / (2 * size)) / (1 + Z**2 / size)
-    half = Z / (1 + Z**2 / size) * math.sqrt(max(spread, 0.0) / size + Z**2 / (4 * size**2))
-    return Estimate(mean, max(0.0, middle - half), min(1.0, middle + half), number)
-
-
-def mean_of(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of values, one a prompt, with Student's t interval; ``None`` without values.
-
-    For differences of two policies on the same prompts this is the paired analysis that Miller recommends.
-    """
-    number = len(values)
-    if not number:
-        return None
-    mean = math.fsum(values) / number
-    if number < LEAST_PROMPTS or len(set(values)) == 1:
-        return Estimate(mean, None, None, number)
-    half = margin_of(values)
-    return Estimate(mean, mean - half, mean + half, number)
+    if len({first - second for first, second in pairs}) == 1:  # says nothing on how they vary
+        return Estimate(after.mean - before.mean, None, None, len(pairs))
+    both_vary = len(set(mine)) > 1 and len(set(others)) > 1
+    return difference_of(before, after, statistics.correlation(mine, others) if both_vary else 0.0)
 
 
 def largest_ks(num_samples: int) -> list[int]:

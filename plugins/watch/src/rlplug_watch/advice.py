@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, Final
 
-from rlplug_watch.measures import LEAST_STEPS, STANDARD_ERRORS, Advice, change_of, is_on_gpu, late_mean, quarters_of
+from rlplug_watch.measures import LEAST_STEPS, Advice, direction_of, is_on_gpu, late_mean, quarters_of
 from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.reward_advice import REWARD_RULES, late_rewards
 
@@ -89,7 +89,7 @@ def _rises(metrics: Metrics, name: str) -> bool:
     """Return whether a metric rose from its third to its last quarter."""
     values = metrics.series(name).values
     count = len(values) // 4
-    return count >= LEAST_STEPS // 4 and change_of(values[-2 * count : -count], values[-count:]) > STANDARD_ERRORS
+    return count >= LEAST_STEPS // 4 and direction_of(values[-2 * count : -count], values[-count:]) > 0
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
@@ -155,15 +155,15 @@ def _flat_reward(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     if quarters is None or _never_differs(metrics) or _learning_rate_is_zero(metrics) or _is_solved(metrics):
         return
     before, after = quarters
-    change, means = change_of(before, after), f"from {fmean(before):.3g} to {fmean(after):.3g}"
-    if change < -STANDARD_ERRORS:
+    change, means = direction_of(before, after), f"from {fmean(before):.3g} to {fmean(after):.3g}"
+    if change < 0:
         yield Advice(
             f"The mean reward fell, {means} between the first and the last quarter of the run. Lower the learning "
             "rate.",
             "model.optimizer.init_args.lr",
             "configuration.md",
         )
-    elif change <= STANDARD_ERRORS:
+    elif change == 0:
         yield Advice(
             f"The mean reward did not rise beyond its noise, {means} between the first and the last quarter of the "
             "run. Take more completions a prompt, easier prompts, or another learning rate.",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlplug.errors import ConfigError
+from rlplug.observability.intervals import Estimate, difference_of
 from rlplug_watch.config_values import flat_config
 from rlplug_watch.report.run_data import CONFIG_FILE, RUN_FILE, Metrics, read_info, read_metrics, run_name
 from rlplug_watch.report.series import Series
@@ -30,6 +31,8 @@ KINDS: Final[Mapping[str, int]] = {
     "loss": NEITHER,
 }
 """Metrics that are compared, and which values are better. Of memory, the peak over all phases is added."""
+ENDS: Final = ("_low", "_high")
+"""What the names of a validation's interval have instead of ``_mean``."""
 MEMORY: Final = "memory"
 PLACES: Final = {"run.dir", "run.name", "trainer.default_root_dir"}
 """Keys that differ between any two runs."""
@@ -42,8 +45,8 @@ class Row:
     name: str
     before: float
     after: float
-    margin: float | None
-    """Half of the 95% interval of the difference; ``None`` where it cannot be estimated."""
+    interval: tuple[float, float] | None
+    """That of 95% of the difference; ``None`` where it cannot be estimated."""
     verdict: str
     """``better``, ``worse``, ``differs`` (where neither is better), ``same``; empty where there is no interval."""
 
@@ -106,15 +109,16 @@ def compare_runs(
     for name in [*KINDS, *(each for each in metrics if each not in KINDS)]:
         pair = [within(each.series(name), first, last) for each in read]
         if all(pair):
-            margins = [within(each.series(name.replace("_mean", "_margin")), first, last) for each in read]
-            rows.append(compare_series(name, pair[0], pair[1], margins, tolerance))
+            ends = [[within(each.series(name.replace("_mean", end)), first, last) for end in ENDS] for each in read]
+            rows.append(compare_series(name, pair[0], pair[1], ends, tolerance))
         elif name in metrics:
             raise ConfigError(f"--metrics {name}: not both runs have it in steps {first} to {last}.")
         elif any(pair):
             notes.append(f"{name} is in one of the runs alone.")
     before, after = (peak_memory(each, first, last) for each in read)
     if before is not None and after is not None:
-        rows.append(Row(MEMORY, before, after, 0.0, verdict(LOWER, before, after, 0.0, tolerance)))
+        exact = (after - before, after - before)
+        rows.append(Row(MEMORY, before, after, exact, verdict(LOWER, before, after, exact, tolerance)))
     if not rows:
         raise ConfigError(f"the runs have no metric in common in steps {first} to {last}.")
     infos = [read_info(folder / RUN_FILE, notes) for folder in folders]
@@ -144,37 +148,47 @@ def within(series: Series, first: int, last: int) -> Series:
     return Series(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
 
 
-def compare_series(name: str, before: Series, after: Series, margins: Sequence[Series], tolerance: float) -> Row:
+def compare_series(name: str, before: Series, after: Series, ends: Sequence[Sequence[Series]], tolerance: float) -> Row:
     """Return the row of a metric: means of its steps, or of a validation the newest values.
 
     Args:
         name: Of the metric.
         before: Its values in the first run, at least one.
         after: Those in the second one.
-        margins: Of a validation, half of the 95% intervals over prompts in both runs, which may be empty.
+        ends: Of a validation, low and high of the 95% intervals over prompts in both runs, which may be empty.
         tolerance: Largest relative change that counts as none.
     """
     if name.startswith("validate/"):
         values = before.values[-1], after.values[-1]
-        margin = math.hypot(*(each.values[-1] for each in margins)) if all(margins) else None
+        interval = _of_validations(values, ends)
     else:
         values = float(np.mean(before.values)), float(np.mean(after.values))
-        margin = margin_of_difference(before.values, after.values)
-    return Row(name, *values, margin, verdict(KINDS.get(name, NEITHER), *values, margin, tolerance))
+        interval = interval_of_difference(before.values, after.values)
+    return Row(name, *values, interval, verdict(KINDS.get(name, NEITHER), *values, interval, tolerance))
 
 
-def verdict(kind: int, before: float, after: float, margin: float | None, tolerance: float) -> str:
+def _of_validations(values: tuple[float, float], ends: Sequence[Sequence[Series]]) -> tuple[float, float] | None:
+    if not all(map(all, ends)):
+        return None
+    estimates = [
+        Estimate(value, low.values[-1], high.values[-1], 0) for value, (low, high) in zip(values, ends, strict=True)
+    ]
+    found = difference_of(*estimates)
+    return None if found.low is None or found.high is None else (found.low, found.high)
+
+
+def verdict(kind: int, before: float, after: float, interval: tuple[float, float] | None, tolerance: float) -> str:
     """Return what a difference amounts to; see :class:`Row`."""
-    if margin is None:
+    if interval is None:
         return ""
     change = after - before
-    if abs(change) <= max(margin, tolerance * abs(before)):
+    if abs(change) <= tolerance * abs(before) or interval[0] <= 0 <= interval[1]:
         return "same"
     return "differs" if kind == NEITHER else "better" if change * kind > 0 else "worse"
 
 
-def margin_of_difference(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """Return half of the 95% interval of the difference of two means; ``None`` for fewer than 8 steps of either.
+def interval_of_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of the difference of two means; ``None`` for fewer than 8 steps of either.
 
     Neighbouring steps are alike, so blocks of them are drawn (circular block bootstrap, Politis and Romano 1992), of
     the cube root of their number. Draws are seeded: the same files give the same answer.
@@ -183,8 +197,9 @@ def margin_of_difference(before: Sequence[float], after: Sequence[float]) -> flo
         return None
     rng = np.random.default_rng(0)
     means = [_resampled_means(np.array(values), rng) for values in (before, after)]
-    low, high = np.quantile(means[1] - means[0], [0.025, 0.975])
-    return float(high - low) / 2
+    low, high = np.quantile(means[1] - means[0], [0.025, 0.975]).tolist()
+    change, half = float(np.mean(after) - np.mean(before)), (high - low) / 2
+    return change - half, change + half
 
 
 def _resampled_means(values: np.ndarray[Any, np.dtype[np.float64]], rng: np.random.Generator) -> Any:

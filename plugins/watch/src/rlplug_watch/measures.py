@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import Any, Final
 
+from rlplug.observability.intervals import Estimate, difference_of, mean_over
 from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.report.series import Series
 
@@ -18,8 +18,6 @@ DOCS: Final = f"https://github.com/rlplug/rlplug/blob/v{version('rlplug')}/docs/
 LEAST_STEPS: Final = 20
 """Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most
 completions of a policy may still be cut, and most groups be equal."""
-STANDARD_ERRORS: Final = 2.0
-"""Means that are closer than this many standard errors of their difference are taken as equal: a test at 5%."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,17 @@ def late_mean(metrics: Metrics, name: str) -> float | None:
     return fmean(values[-max(1, len(values) // 4) :]) if values else None
 
 
-def change_of(before: tuple[float, ...], after: tuple[float, ...]) -> float:
-    """Return the difference of two means in its standard errors; steps are taken as independent."""
-    difference = fmean(after) - fmean(before)
-    error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
-    return difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
+def direction_of(before: tuple[float, ...], after: tuple[float, ...]) -> int:
+    """Return 1 where the mean of steps rose, -1 where it fell, 0 where the 95% interval of the change has 0 in it.
+
+    Steps are taken as independent; values that are all alike vary by nothing.
+    """
+    return difference_of(_mean_of(before), _mean_of(after)).direction
+
+
+def _mean_of(values: tuple[float, ...]) -> Estimate:
+    if len(set(values)) == 1:
+        return Estimate(values[0], values[0], values[0], len(values))
+    found = mean_over(values)
+    assert found is not None
+    return found

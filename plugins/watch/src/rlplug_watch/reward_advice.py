@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 from typing import Any, Final
 
-from rlplug_watch.measures import STANDARD_ERRORS, Advice, change_of, late_mean, quarters_of
+from rlplug_watch.measures import Advice, direction_of, late_mean, quarters_of
 from rlplug_watch.report.figures import reward_functions
 from rlplug_watch.report.run_data import Metrics
 
@@ -86,10 +86,10 @@ def _outweighing(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
 def _deceived(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     """A judge that is ever more content while another reward falls."""
     rewards = reward_functions(metrics)
-    changes = {name: change_of(*found) for name in rewards if (found := quarters_of(metrics.series(name)))}
-    fallen = [name for name, change in changes.items() if change < -STANDARD_ERRORS]
+    changes = {name: direction_of(*found) for name in rewards if (found := quarters_of(metrics.series(name)))}
+    fallen = [name for name, change in changes.items() if change < 0]
     for reward, change in changes.items():
-        if change > STANDARD_ERRORS and fallen and _asked(metrics, reward):
+        if change > 0 and fallen and _asked(metrics, reward):
             yield Advice(
                 f"{reward} rose while {fallen[0]} fell: the policy may have found what the judge likes. Hold it near "
                 "the reference policy, or give the judge less weight.",

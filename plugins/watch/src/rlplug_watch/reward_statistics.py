@@ -28,7 +28,7 @@ def reward_statistics(samples: Sequence[Sample]) -> dict[str, float]:
     Returns:
         ``reward/<name>/ties``, the share of pairs of a prompt's samples with the same value; ``reward/<name>/noise``,
         the variance of that reward among equal completions of a prompt over that among all of its completions, where
-        there are equal ones; ``reward_errors/<kind>``, the share of samples with such an error.
+        there are equal ones; ``reward_errors/<kind>``, the share of samples whose first error is such a one.
     """
     groups = np.array([sample.group for sample in samples], np.int64)
     texts: dict[tuple[int, str], int] = {}
@@ -44,8 +44,8 @@ def reward_statistics(samples: Sequence[Sample]) -> dict[str, float]:
         least = (ROUND_OFF * np.abs(values[valid]).max()) ** 2
         if among_all is not None and among_equal is not None and among_all > least:
             found[f"reward/{name}/noise"] = among_equal / among_all
-    failed = [{kind_of(error.message) for error in sample.errors.values()} for sample in samples]
-    return found | {f"reward_errors/{kind}": sum(kind in each for each in failed) / len(samples) for kind in KINDS}
+    failed = [kind_of(next(iter(sample.errors.values())).message) for sample in samples if sample.errors]
+    return found | {f"reward_errors/{kind}": failed.count(kind) / len(samples) for kind in KINDS}
 
 
 def kind_of(message: str) -> str:

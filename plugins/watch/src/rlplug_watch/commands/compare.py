@@ -81,8 +81,8 @@ def _print(found: Comparison) -> None:
 def _cells(row: Row) -> Sequence[str]:
     change = f"{row.change:+.1%}" if math.isfinite(row.change) else "from 0"
     interval = ""
-    if row.margin is not None and row.name != "memory":
-        low, high = (row.after - row.before + sign * row.margin for sign in (-1, 1))
+    if row.interval is not None and row.name != "memory":
+        low, high = row.interval
         interval = f"{low:+.4g} to {high:+.4g}"
     unit = " GiB" if row.name == "memory" else ""
     return (

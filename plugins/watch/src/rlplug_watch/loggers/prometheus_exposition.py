@@ -20,6 +20,7 @@ from rlplug_watch.loggers import prometheus_names as names
 
 COUNTS: Final = (*(name for name in names.COUNTERS if name != "errors"), *names.ERROR_KINDS)
 """Keys of the file of counters."""
+OF_ENVIRONMENT: Final = "reward/environment/error_share"
 
 
 class RunCounters:
@@ -41,12 +42,15 @@ class RunCounters:
     def add(self, metrics: Mapping[str, float]) -> None:
         """Count a step, given its metrics; values that are not finite count nothing."""
         num_samples = _count(metrics, "completion/num_samples")
+        failed, of_environment = (
+            round(num_samples * min(1.0, _finite(metrics, name))) for name in ("reward/error_share", OF_ENVIRONMENT)
+        )
         new = {
             "steps": 1,
             "tokens": _count(metrics, "completion/num_tokens"),
             "samples": num_samples,
-            "reward": round(num_samples * min(1.0, _finite(metrics, "reward/error_share"))),
-            "environment": _count(metrics, "environment/failures"),
+            "reward": max(0, failed - of_environment),
+            "environment": of_environment,
             "skipped_update": _count(metrics, "policy/skipped_updates"),
         }
         self.values = {name: self.values[name] + count for name, count in new.items()}

@@ -23,8 +23,8 @@ COUNTERS: Final = {
 """Counters and their help; Prometheus knows them as ``rlplug_<name>_total``."""
 
 ERROR_KINDS: Final = ("reward", "environment", "skipped_update")
-"""Values of the label ``kind`` of errors: completions without a reward, calls of environments that failed, and updates
-that were not finite."""
+"""Values of the label ``kind`` of errors, one of a completion: those whose reward failed, those whose environment did,
+and updates that were not finite."""
 
 _RESERVED: Final = re.compile(
     r"rlplug_(?:(?:steps|tokens|samples|errors)(?:_total|_created)?"
