@@ -95,12 +95,7 @@ def take_optimizer_options(
 ) -> None:
     """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
 
-    Args:
-        config: Options of the run.
-        models: Policy and critic.
-        optimizers: The policy's, then the critic's, as restored.
-        schedulers: Theirs; ``None`` for a constant rate.
-        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
+    A new schedule gives the rate after ``num_steps`` RL steps of each; a scheduler is ``None`` for a constant rate.
     """
     for optimizer, scheduler, new, new_scheduler, steps in zip(
         optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True

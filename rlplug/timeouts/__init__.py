@@ -17,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.errors import describe
 
@@ -49,18 +51,36 @@ class Call:
     worker: threading.Thread | None = None
     """Thread that runs the call; ``None`` while it waits, and while it is on an event loop."""
     started: float = 0.0
-    """``time.monotonic()`` at the start in ``worker``."""
+    """``time.monotonic()`` at the start in ``worker``, or after its last wait; infinite in a wait."""
+    num_waits: int = 0
     seconds: float = 0.0
     """Duration in seconds, once the call is settled."""
     loop: EventLoop | None = None
     """Event loop that awaits the result; ``None`` for a call that runs on a thread."""
 
 
+_RUNNING: Final[ContextVar[Call]] = ContextVar("call")
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Stop the clock of the call that this thread or task runs, while it waits for a place: its time begins after."""
+    if (call := _RUNNING.get(None)) is None or call.settled:
+        yield
+        return
+    call.num_waits, call.started = call.num_waits + 1, math.inf
+    try:
+        yield
+    finally:
+        call.num_waits -= 1
+        call.started = math.inf if call.num_waits else time.monotonic()
+
+
 class TimeoutExecutor:
     """Executor of calls with a timeout: a list of them with :meth:`run`, or more over time with :meth:`add`.
 
     Args:
-        deadline_s: Longest time for one call in seconds, from when it starts to run.
+        deadline_s: Longest time for one call in seconds, from when it starts to run, or after a :func:`waiting`.
         max_concurrency: Largest number of calls on threads at a time, and also on the event loop.
     """
 
@@ -79,11 +99,9 @@ class TimeoutExecutor:
         return len(self._abandoned)
 
     def run(self, functions: Sequence[Callable[[], Any]], reads: Sequence[Callable[[Any], Any]]) -> list[Call]:
-        """Call all functions and return their calls in the same order, each of them settled.
+        """Call all functions, which may return awaitables; return their calls in the same order, each of them settled.
 
-        Args:
-            functions: The functions, which may return awaitables.
-            reads: For each, what makes the call's value of what it returned (or awaited), within the deadline.
+        ``reads`` has for each what makes the call's value of what it returned (or awaited), within the deadline.
         """
         batch = CallBatch()
         calls = self.add(batch, functions, reads)
@@ -117,6 +135,7 @@ class TimeoutExecutor:
 
     def _work(self, batch: CallBatch) -> None:
         while (call := batch.take()) is not None:
+            _RUNNING.set(call)
             try:
                 value = call.function()
                 is_awaitable = inspect.isawaitable(value)
@@ -140,7 +159,8 @@ class TimeoutExecutor:
                 self._loop = EventLoop(self.deadline_s, self.max_concurrency)
             if batch.move_to_loop(call, self._loop):
                 give_up = functools.partial(batch.settle, call, error=late)
-                self._loop.submit(awaitable, functools.partial(_settle_with, batch, call), give_up)
+                settle, ends = functools.partial(_settle_with, batch, call), lambda: call.started + self.deadline_s
+                self._loop.submit(awaitable, settle, give_up, ends)
                 return True
         close_unstarted(awaitable)
         return False
@@ -255,6 +275,8 @@ class CallBatch:
 
 
 async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
+    call.started = time.monotonic()
+    _RUNNING.set(call)
     try:
         value = call.read(await awaitable)
     except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls

@@ -12,6 +12,9 @@ from typing import Any, TypeAlias
 
 Settle: TypeAlias = Callable[[Awaitable[Any]], Coroutine[Any, Any, None]]
 """Awaits the result of a call, and settles the call."""
+GiveUp: TypeAlias = Callable[[], Any]
+Ends: TypeAlias = Callable[[], float]
+"""Returns when a call ends, as ``time.monotonic()``; infinite while it waits for a place of its own."""
 
 
 class EventLoop:
@@ -39,9 +42,9 @@ class EventLoop:
             self._pinged = time.monotonic()
             self._loop.call_soon_threadsafe(self._pong)
 
-    def submit(self, awaitable: Awaitable[Any], settle: Settle, give_up: Callable[[], Any]) -> None:
-        """Have ``settle`` await a result on this loop as soon as a slot is free; ``give_up`` after the deadline."""
-        self._loop.call_soon_threadsafe(self._start, awaitable, settle, give_up)
+    def submit(self, awaitable: Awaitable[Any], settle: Settle, give_up: GiveUp, ends: Ends) -> None:
+        """Have ``settle`` await a result on this loop as soon as a slot is free; ``give_up`` when it ``ends``."""
+        self._loop.call_soon_threadsafe(self._start, awaitable, settle, give_up, ends)
         self.ping()
 
     def abandon(self) -> None:
@@ -49,11 +52,11 @@ class EventLoop:
         self.abandoned = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _start(self, awaitable: Awaitable[Any], settle: Settle, give_up: Callable[[], Any]) -> None:
+    def _start(self, awaitable: Awaitable[Any], settle: Settle, give_up: GiveUp, ends: Ends) -> None:
         if self.abandoned:  # and so is the call
             close_unstarted(awaitable)
             return
-        task = self._loop.create_task(self._run_call(awaitable, settle, give_up))
+        task = self._loop.create_task(self._run_call(awaitable, settle, give_up, ends))
         self._tasks.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: close_unstarted(awaitable))
@@ -69,11 +72,13 @@ class EventLoop:
             self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
         self._loop.close()
 
-    async def _run_call(self, awaitable: Awaitable[Any], settle: Settle, give_up: Callable[[], Any]) -> None:
+    async def _run_call(self, awaitable: Awaitable[Any], settle: Settle, give_up: GiveUp, ends: Ends) -> None:
         async with self._slots:
-            task = asyncio.ensure_future(settle(awaitable))
-            # asyncio.timeout would wait on for a call that ignores its cancellation
-            await asyncio.wait({task}, timeout=self._deadline_s)
+            task, left = asyncio.ensure_future(settle(awaitable)), self._deadline_s
+            while left > 0 and not task.done():
+                # asyncio.timeout would wait on for a call that ignores its cancellation
+                await asyncio.wait({task}, timeout=min(left, self._deadline_s))
+                left = ends() - time.monotonic()
             give_up()
             task.cancel()
 

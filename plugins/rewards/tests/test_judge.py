@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import math
@@ -224,7 +225,37 @@ def test_requests_at_once_are_limited(server, template, make_sample):
     assert server.most_at_once == 2
 
 
+def test_a_slot_is_free_while_a_request_waits_to_be_tried_again(server, template, make_sample):
+    """Alone catches a slot that is held for a server's Retry-After, for which all others waited."""
+    server.script = [Reply(b"", 429, headers={"Retry-After": "1"})]
+    judge = make_judge(server, template, limits={"max_concurrency": 1})
+    assert all(isinstance(score, float) for score in asyncio.run(judge.score([make_sample("a"), make_sample("b")])))
+    assert ["Answer: a" in json.dumps(asked) for asked in server.requests] == [True, False, True]
+
+
 # ---- cache --------------------------------------------------------------------------------------------------------
+
+
+def test_equal_questions_at_once_are_one_request(server, template, make_sample, tmp_path):
+    """Alone catches eight requests for eight equal completions, and a failure of one that ends none of the others."""
+    judge = make_judge(server, template, cache=str(tmp_path / "judge.sqlite"))
+    scores = asyncio.run(judge.score([make_sample("same") for _ in range(8)]))
+    assert len(server.requests) == 1
+    assert len(set(scores)) == 1
+    server.script = [Reply(b"no", 400)]
+    errors = asyncio.run(judge.score([make_sample("other") for _ in range(8)]))
+    assert len(server.requests) == 2
+    assert len({error.message for error in errors}) == 1
+
+
+def test_a_kept_answer_that_is_refused_now_is_asked_for_again(server, template, make_sample, tmp_path):
+    """Alone catches a range that was corrected, after which each kept answer failed its sample for good."""
+    server.reply = lambda body: verdict("3")
+    options = {"cache": str(tmp_path / "judge.sqlite"), "answer": "plain"}
+    assert verdicts(make_judge(server, template, maximum=5.0, **options), make_sample()) == [3.0]
+    server.reply = lambda body: verdict("2")
+    assert verdicts(make_judge(server, template, maximum=2.0, **options), make_sample()) == [2.0]
+    assert len(server.requests) == 2
 
 
 def test_an_answer_is_asked_for_once(server, template, make_sample, tmp_path):

@@ -20,6 +20,7 @@ from rlplug_rewards.text import ExactMatch
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards import FunctionReward, RewardRunner
+from rlplug.timeouts import waiting
 from rlplug.types import RewardError
 from rlplug.types.ranges import reaches
 
@@ -185,6 +186,29 @@ def test_the_deadline_counts_from_the_start_of_a_call(make_sample):
     samples = runner_of(slow, deadline_s=0.8, max_concurrency=1).score([make_sample()] * 12)
     assert time.perf_counter() - start > 0.8
     assert not any(sample.errors for sample in samples)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_for_a_place_counts_in_no_deadline(make_sample, is_async):
+    """Alone catches a clock that runs while a call waits for its turn: of five, the last ones failed."""
+    places, slots = threading.Semaphore(1), asyncio.Semaphore(1)
+
+    def in_turn(completion: str) -> float:
+        with waiting():
+            places.acquire()
+        time.sleep(0.7)
+        places.release()
+        return 1.0
+
+    async def in_turn_async(completion: str) -> float:
+        with waiting():
+            await slots.acquire()
+        await asyncio.sleep(0.7)
+        slots.release()
+        return 1.0
+
+    runner = RewardRunner([FunctionReward(in_turn_async if is_async else in_turn)], deadline_s=2.0)
+    assert [sample.reward for sample in runner.score([make_sample() for _ in range(5)])] == [1.0] * 5
 
 
 @pytest.mark.parametrize("is_async", [False, True])

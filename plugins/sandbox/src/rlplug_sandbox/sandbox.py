@@ -6,7 +6,7 @@ at its time limit, it is killed with all processes that it started.
 
 Limits of a call:
 
-- *Time* counts from the start of the call, without the wait for a worker.
+- *Time* counts from the start of the call, without the wait for a worker, as does the deadline of a reward.
 - *Memory* counts for each process of the call, beyond the memory of the worker. A file may hold 16 MiB.
 - *Processes* include threads. As root, a call runs as a user of its own without other processes, so that the kernel
   counts those of the call. A call of another user keeps that user, of whom the kernel counts all processes: the limit
@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.distributed.child_process import ChildProcess
+from rlplug.timeouts import waiting
 from rlplug_sandbox.sandbox_limits import own_user
 
 SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
@@ -140,7 +141,8 @@ class ToolPool:
         Raises:
             SandboxError: The call did not run, or its worker ended.
         """
-        worker = self._take(is_cancelled)
+        with waiting():  # for others' calls, and for a worker's start: neither is this call's doing
+            worker = self._take(is_cancelled)
         try:
             reply = _ask(
                 worker,

@@ -168,12 +168,13 @@ def compare_series(name: str, before: Series, after: Series, ends: Sequence[Sequ
 
 
 def _of_validations(values: tuple[float, float], ends: Sequence[Sequence[Series]]) -> tuple[float, float] | None:
+    """Return the interval of a difference of two validations, whose prompts are taken as others."""
     if not all(map(all, ends)):
         return None
-    estimates = [
+    before, after = (
         Estimate(value, low.values[-1], high.values[-1], 0) for value, (low, high) in zip(values, ends, strict=True)
-    ]
-    found = difference_of(*estimates)
+    )
+    found = difference_of(before, after)
     return None if found.low is None or found.high is None else (found.low, found.high)
 
 

@@ -6,13 +6,15 @@ import asyncio
 import sqlite3
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from rlplug.errors import brief, describe, encodable
+from rlplug.timeouts import waiting
 from rlplug_rewards.judges.endpoint import Endpoint
 from rlplug_rewards.requests.answer_cache import AnswerCache, cache_key
 from rlplug_rewards.requests.counts import Counts
-from rlplug_rewards.requests.json_client import JSONClient, malformed
+from rlplug_rewards.requests.json_client import JSONClient, RequestError, malformed
 
 Result = TypeVar("Result")
 ROUTE: Final = "chat/completions"
@@ -40,6 +42,8 @@ class ChatModel:
         self._cache_name = f"{key}.cache"
         self._schema = schema
         self._has_warned = False
+        self._asked: dict[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Future[RequestError | None]] = {}
+        """Questions that are asked just now: equal ones wait for its failure, or for the cache to have the answer."""
 
     def check(self) -> str:
         """Open the cache, ask the server for its models, and return what a person should know.
@@ -60,6 +64,9 @@ class ChatModel:
     async def ask(self, question: str, read: Callable[[str], Result]) -> Result:
         """Return what ``read`` makes of the model's answer to a question.
 
+        With a cache, equal questions at once are one request, and a kept answer that ``read`` refuses, as after a
+        change of its range, is asked for again.
+
         Args:
             question: The user's message.
             read: Reads the answer; raises :class:`RequestError` where it is malformed. Such an answer is not kept in
@@ -69,14 +76,36 @@ class ChatModel:
             RequestError: There is no usable answer; the failure is counted.
         """
         payload = self._payload(question)
+        if self._cache is None:
+            return (await self._answer(payload, read))[1]
         key = cache_key(self._client.url, payload)
-        kept = await self._kept(key)
-        if kept is not None:
-            self.counts.add(cache_hits=1)
-            return read(kept)
-        text, result = await self._client.post(ROUTE, payload, lambda answer: self._read(answer, read))
-        await self._keep(key, text)
-        return result
+        loop = asyncio.get_running_loop()
+        while (asked := self._asked.get((loop, key))) is not None:
+            with waiting():
+                await asyncio.wait({asked})
+            if (failure := asked.result()) is not None:
+                raise RequestError(str(failure), failure.count)
+        self._asked[loop, key] = own = loop.create_future()
+        failure = None
+        try:
+            kept = await self._kept(key)
+            if kept is not None:
+                with suppress(RequestError):
+                    result = read(kept)
+                    self.counts.add(cache_hits=1)
+                    return result
+            text, result = await self._answer(payload, read)
+            await self._keep(key, text)
+            return result
+        except RequestError as error:
+            failure = error
+            raise
+        finally:
+            del self._asked[loop, key]
+            own.set_result(failure)  # nothing where this call was cancelled: an equal one asks then
+
+    async def _answer(self, payload: dict[str, Any], read: Callable[[str], Result]) -> tuple[str, Result]:
+        return await self._client.post(ROUTE, payload, lambda answer: self._read(answer, read))
 
     def _payload(self, question: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]

@@ -11,13 +11,15 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from rlplug.errors import ConfigError, describe, encodable
+from rlplug.timeouts import waiting
 from rlplug_rewards.requests.counts import Counts
 from rlplug_rewards.requests.limits import RequestLimits
 
@@ -111,19 +113,19 @@ class JSONClient:
             RequestError: There is no usable answer; the failure is counted.
         """
         failure: RequestError | None = None
-        ends_at = time.monotonic() + self._limits.deadline_s
         try:
-            async with asyncio.timeout(self._limits.deadline_s), self._slot(), self._session() as session:
+            async with asyncio.timeout(self._limits.deadline_s) as clock, self._session() as session:
                 for attempt in range(self._limits.max_retries + 1):
                     if failure is not None:
                         wait_s = self._backoff_s(attempt, failure)
-                        if time.monotonic() + wait_s > ends_at:
+                        if wait_s > _left(clock):
                             raise TimeoutError
                         await asyncio.sleep(wait_s)
                         self._counts.add(retries=1)
-                    self._counts.add(requests=1)
                     try:
-                        body = await self._exchange(session, "POST", route, payload)
+                        async with self._slot(clock):  # not held while a request waits to be tried again
+                            self._counts.add(requests=1)
+                            body = await self._exchange(session, "POST", route, payload)
                         return read(parsed(body))
                     except RequestError as error:
                         self._counts.add(**{error.count: 1})
@@ -156,11 +158,20 @@ class JSONClient:
             connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
 
-    def _slot(self) -> asyncio.Semaphore:
+    @asynccontextmanager
+    async def _slot(self, clock: asyncio.Timeout) -> AsyncIterator[None]:
+        """Hold a place for a request; the wait for it counts in no deadline."""
         loop = asyncio.get_running_loop()
-        if loop not in self._slots:
-            self._slots[loop] = asyncio.Semaphore(self._limits.max_concurrency)
-        return self._slots[loop]
+        slots = self._slots.setdefault(loop, asyncio.Semaphore(self._limits.max_concurrency))
+        left = _left(clock)
+        clock.reschedule(None)
+        with waiting():
+            await slots.acquire()
+        clock.reschedule(loop.time() + left)
+        try:
+            yield
+        finally:
+            slots.release()
 
     async def _exchange(
         self, session: aiohttp.ClientSession, method: str, route: str, payload: dict[str, Any]
@@ -226,6 +237,13 @@ class JSONClient:
     def _without_key(self, text: str) -> str:
         key = os.environ.get(self._api_key_env, "") if self._api_key_env else ""
         return encodable(text.replace(key, "[key]") if key else text)
+
+
+def _left(clock: asyncio.Timeout) -> float:
+    """Return the seconds until a timeout that is set."""
+    ends_at = clock.when()
+    assert ends_at is not None
+    return ends_at - asyncio.get_running_loop().time()
 
 
 async def _body(response: aiohttp.ClientResponse, url: str) -> bytes:

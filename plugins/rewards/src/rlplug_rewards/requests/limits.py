@@ -16,10 +16,10 @@ class RequestLimits:
     ``Retry-After`` asks for. Any other failure is final.
 
     Args:
-        max_concurrency: Requests of a rank at once. The wait for a turn counts towards ``deadline_s``.
+        max_concurrency: Requests of a rank at once. The wait for a turn counts in no deadline.
         max_retries: Most retries of a request.
         request_deadline_s: Longest time for one request, in seconds.
-        deadline_s: Longest time for a request with all its retries and waits, in seconds; at most
+        deadline_s: Longest time for a request with all its retries, in seconds; at most
             ``model.limits.reward_deadline_s``.
         first_backoff_s: Bound of the wait before the first retry, in seconds.
         max_backoff_s: Largest bound of a wait, in seconds.

@@ -85,7 +85,7 @@ PANELS: Final = (
         "Speed and memory",
         "Errors",
         (("{{run}} {{kind}}", f"increase({names.PREFIX}errors_total{{{RUN}}}[$__rate_interval])"),),
-        about="Completions without a reward, calls of environments that failed, updates that were not finite.",
+        about="Completions whose reward failed, those whose environment did, updates that were not finite.",
     ),
     Panel(
         "Speed and memory",
