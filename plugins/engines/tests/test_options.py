@@ -45,6 +45,41 @@ class OptionsOfAll(Options):
     share_may_be_one: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class SharedOptions(Options):
+    requests_key: ClassVar[str] = "max_requests"
+    max_requests: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    memory_share: float | None = None  # type: ignore[assignment]
+    positive: ClassVar[Sequence[str]] = ("max_length", "max_requests")
+
+
+def test_shared_names_are_the_engines_own_options() -> None:
+    """It catches a shared name that has no effect, or that errors and advice do not know."""
+    options = SharedOptions(gpu_memory_utilization=0.7, max_model_len=100, max_num_seqs=7)
+    assert (options.share, options.memory_share, options.max_length, options.max_requests) == (0.7, 0.7, 100, 7)
+    assert options.advice_keys().memory == "rollout.gpu_memory_utilization from 0.7"
+    assert options.advice_keys().requests == "rollout.max_num_seqs"
+    assert SharedOptions(max_requests=7).advice_keys().requests == "rollout.max_requests"
+    assert SharedOptions().share == 0.5
+    assert SharedOptions(max_requests=7, max_num_seqs=7).max_requests == 7
+    with pytest.raises(ConfigError, match=r"rollout\.max_num_seqs is 0: give a positive"):
+        SharedOptions(max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    ("own", "shared"),
+    [("memory_share", "gpu_memory_utilization"), ("max_length", "max_model_len"), ("max_requests", "max_num_seqs")],
+)
+def test_two_values_of_one_option_are_refused(own: str, shared: str) -> None:
+    """It catches one of two values that is ignored; 0.5 is the share's default too."""
+    values = (0.5, 0.6) if own == "memory_share" else (5, 6)
+    with pytest.raises(ConfigError, match=rf"rollout\.{own} is .*rollout\.{shared} .*: remove one"):
+        SharedOptions(**dict(zip((own, shared), values, strict=True)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

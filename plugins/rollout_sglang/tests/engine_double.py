@@ -57,7 +57,13 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         state = {"effective_max_running_requests_per_dp": self._child.pid}
-        return {"max_total_num_tokens": 5000, "internal_states": [state]}
+        return {
+            "max_total_num_tokens": 5000,
+            "internal_states": [state],
+            "chunked_prefill_size": 8192,
+            "disable_cuda_graph": False,
+            "cuda_graph_bs": [1, 2, 160],
+        }
 
     async def async_generate(
         self, input_ids: list[int], sampling_params: dict[str, Any], return_logprob: bool, rid: str

@@ -157,6 +157,9 @@ class Double:
             "json_model_override_args": "{}",
             "max_req_input_len": 2050,  # of a context of 2048 + 8, as the plugin asks for
             "max_total_num_tokens": 10_000,
+            "chunked_prefill_size": -1,
+            "disable_cuda_graph": True,
+            "cuda_graph_max_bs": 160,
             "internal_states": [{"effective_max_running_requests_per_dp": 64}],
         }
         return web.json_response(info | self.settings.get("info", {}))

@@ -98,7 +98,7 @@ class SGLangRollout(FirstRankEngine):
         """
         options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
         least = (options.longest(policy) + KV_MARGIN) * sizes.kv_bytes_per_token
-        kv_cache = max(int(options.mem_fraction_static * needs.device_bytes) - sizes.weights, least)
+        kv_cache = max(int(options.share * needs.device_bytes) - sizes.weights, least)
         if options.max_total_tokens is not None:
             kv_cache = min(kv_cache, options.max_total_tokens * sizes.kv_bytes_per_token)
         return EngineMemory(
@@ -108,7 +108,7 @@ class SGLangRollout(FirstRankEngine):
             asleep=ASLEEP_BYTES,
             kv_bytes_per_token=sizes.kv_bytes_per_token,
             least_kv_cache=least,
-            share_key="mem_fraction_static",
+            share_key=options.written("mem_fraction_static"),
             share_has_passes=False,
         )
 
@@ -138,8 +138,9 @@ class SGLangRollout(FirstRankEngine):
         stats = EngineStats(
             max_num_seqs=about["max_num_seqs"],
             kv_cache_tokens=about["kv_cache_tokens"],
-            max_num_seqs_key="rollout.max_running_requests",
-            memory_key="rollout.mem_fraction_static (or max_total_tokens)",
+            keys=self.options.advice_keys(),
+            max_num_batched_tokens=about["max_num_batched_tokens"],
+            largest_graph=about["largest_graph"],
         )
         args = (policy, longest, stats, self.generate_deadline_s)
         return StartedEngine(str(version), stats, SGLangRequests(self._process, *args) if self._process else None)
@@ -151,17 +152,18 @@ class SGLangRollout(FirstRankEngine):
         return self._process.about
 
     def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
-        share, asked = self.options.mem_fraction_static, self.options.mem_fraction_static * memory.free
+        share, asked = self.options.share, self.options.share * memory.free
+        key = f"rollout.{self.options.written('mem_fraction_static')}"
         if weight_bytes + PASS_BYTES > memory.free:
             remedy = f"Free memory with model.memory.offload, or {SHARE_MODEL}"
         elif weight_bytes > 0.9 * asked:
-            remedy = f"Raise rollout.mem_fraction_static, or {SHARE_MODEL}"
+            remedy = f"Raise {key}, or {SHARE_MODEL}"
         else:
             remedy = (
-                "If it ran out of memory: lower rollout.mem_fraction_static, which leaves more for passes and CUDA "
+                f"If it ran out of memory: lower {key}, which leaves more for passes and CUDA "
                 "graphs, or chunked_prefill_size, or cuda_graph_max_batch_size."
             )
-        claims = {f"of that for rollout.mem_fraction_static {share:g}": asked, "of that for weights": weight_bytes}
+        claims = {f"of that for {key} {share:g}": asked, "of that for weights": weight_bytes}
         return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from rlplug_engines.engine_host import EngineHost, run_host
 
+from rlplug_rollout_sglang.options import largest_graph
+
 IDLE_TIMEOUT_S: Final = 60.0
 KEPT: Final = frozenset(
     {
@@ -30,7 +32,12 @@ def _make(arguments: dict[str, Any]) -> tuple[EngineHost, dict[str, int]]:
     engine = Engine(**arguments)
     about = engine.get_server_info()
     max_num_seqs = about["internal_states"][0]["effective_max_running_requests_per_dp"]
-    return SGLangHost(engine), {"kv_cache_tokens": about["max_total_num_tokens"], "max_num_seqs": max_num_seqs}
+    return SGLangHost(engine), {
+        "kv_cache_tokens": about["max_total_num_tokens"],
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max(about["chunked_prefill_size"] or 0, 0),
+        "largest_graph": largest_graph(about),
+    }
 
 
 class SGLangHost(EngineHost):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
-from rlplug_engines.colocated import EngineOptions, PassThrough
+from rlplug_engines.colocated import AdviceKeys, EngineOptions, PassThrough
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
@@ -25,6 +25,9 @@ BESIDE_TRAINERS: Final = ENVIRONMENT | {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK
 
 CACHE_VARIABLES: Final[Mapping[str, str]] = {"SGLANG_CACHE_DIR": "sglang", "SGLANG_DG_CACHE_DIR": "sglang/deep_gemm"}
 """Where SGLang keeps what it compiles, and DeepGEMM's kernels; read in its ``srt/environ.py``, and not run."""
+
+EAGER_ADMISSION: Final = 0.3
+"""``schedule_conservativeness`` that SGLang's tuning guide names where requests wait beside a KV cache with room."""
 
 SAMPLING_BACKEND: Final = "rlplug"
 """The name under which :mod:`rlplug_rollout_sglang.sampler` registers."""
@@ -72,11 +75,15 @@ class SGLangOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to SGLang, which chooses by model and device.
 
     Args:
+        gpu_memory_utilization: Another name of ``mem_fraction_static``, which all engines take.
+        max_model_len: Another name of ``context_length``, which all engines take.
+        max_num_seqs: Another name of ``max_running_requests``, which all engines take.
+        max_num_batched_tokens: Another name of ``chunked_prefill_size``, which all engines take.
         mem_fraction_static: Share of the memory that is free when the engine starts, for weights and KV cache. SGLang
             measures it before it loads weights: the KV cache is what is free after that, without ``1 -
             mem_fraction_static`` of what was free before. Activations and CUDA graphs live in the rest, beside the
-            trainer. Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the update has that
-            memory too.
+            trainer. 0.5 by default. Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the
+            update has that memory too.
         max_total_tokens: Size of the KV cache in tokens, where that is less than ``mem_fraction_static`` leaves.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8_e5m2`` and ``fp8_e4m3`` hold twice the tokens in the
             same memory.
@@ -104,13 +111,19 @@ class SGLangOptions(EngineOptions):
 
     share_key: ClassVar[str] = "mem_fraction_static"
     context_key: ClassVar[str] = "context_length"
+    requests_key: ClassVar[str] = "max_running_requests"
+    prefill_key: ClassVar[str] = "chunked_prefill_size"
     batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
     positive: ClassVar = ("max_total_tokens", "context_length", "max_running_requests", "cuda_graph_max_batch_size")
     pass_through: ClassVar[PassThrough] = PassThrough(
         "server_args", "SGLang", RESERVED, OWN_NAMES, weight_formats=("quantization", "json_model_override_args")
     )
 
-    mem_fraction_static: float = 0.5
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
     kv_cache_dtype: str = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -133,9 +146,18 @@ class SGLangOptions(EngineOptions):
         super().__post_init__()
         size = self.chunked_prefill_size
         if size is not None and size < 1 and size != -1:
-            raise ConfigError(
-                f"rollout.chunked_prefill_size is {size}: give a positive number, or -1 to cut no prompt."
-            )
+            key = f"rollout.{self.written('chunked_prefill_size')}"
+            raise ConfigError(f"{key} is {size}: give a positive number, or -1 to cut no prompt.")
+
+    def advice_keys(self, on_gpu: bool = True) -> AdviceKeys:
+        keys, graphs = super().advice_keys(on_gpu), "rollout.cuda_graph_max_batch_size"
+        if self.cuda_graph_batch_sizes is not None:
+            graphs = "the largest of rollout.cuda_graph_batch_sizes"
+        if self.max_total_tokens is not None:
+            keys = replace(keys, memory=f"rollout.max_total_tokens from {self.max_total_tokens}, or {keys.memory}")
+        # it keeps room for the longest possible completions of those that run
+        admission = f"rollout.server_args.schedule_conservativeness to {EAGER_ADMISSION:g}"
+        return replace(keys, admission=admission, graphs=graphs)
 
     def arguments(self, policy: PolicySpec) -> dict[str, Any]:
         """Return keyword arguments for the installed ``ServerArgs``, without those that follow from where it runs.
@@ -154,7 +176,8 @@ class SGLangOptions(EngineOptions):
             "tp_size": self.tensor_parallel_size,
             "random_seed": self.seed,
             "disable_prefill_cuda_graph": self.disable_cuda_graph or not self.cuda_graphs_for_prompts,
-            **self.given("mem_fraction_static", "max_total_tokens", "kv_cache_dtype", "max_running_requests"),
+            "mem_fraction_static": self.share,
+            **self.given("max_total_tokens", "kv_cache_dtype", "max_running_requests"),
             **self.given("chunked_prefill_size", "attention_backend", "disable_radix_cache", "disable_cuda_graph"),
             **self.given("sleep_on_idle", "log_level"),
         }
@@ -167,3 +190,11 @@ class SGLangOptions(EngineOptions):
             )
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
         return named | self.passed_arguments(policy, known)
+
+
+def largest_graph(info: Mapping[str, Any]) -> int:
+    """Return the largest batch with a CUDA graph of an engine that runs, 0 without, from what it says of itself."""
+    if info.get("disable_cuda_graph"):
+        return 0
+    sizes = info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs") or ()
+    return max(sizes, default=info.get("cuda_graph_max_bs_decode") or info.get("cuda_graph_max_bs") or 0)

@@ -35,7 +35,14 @@ from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
 from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.options import CACHE_VARIABLES, CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
+from rlplug_rollout_sglang.options import (
+    CACHE_VARIABLES,
+    CONTEXT_MARGIN,
+    ENVIRONMENT,
+    SAMPLING_BACKEND,
+    SGLangOptions,
+    largest_graph,
+)
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA, Output, sampling_arguments, to_completion
 from rlplug_rollout_sglang.versions import VERSIONS, require_sglang
@@ -69,8 +76,6 @@ class SGLangBackend(ServerBackend):
         colocated="SGLangRollout",
         server_key="--api-key",
         context_key="context_length",
-        max_num_seqs_key="rollout.max_running_requests",
-        memory_key="rollout.mem_fraction_static",
     )
     metrics_route = "v1/loads?include=core"
 
@@ -109,6 +114,8 @@ class SGLangBackend(ServerBackend):
             max_num_seqs=info["internal_states"][0]["effective_max_running_requests_per_dp"],
             kv_cache_tokens=info["max_total_num_tokens"],
             num_workers=info["tp_size"],
+            max_num_batched_tokens=max(info["chunked_prefill_size"] or 0, 0),
+            largest_graph=largest_graph(info),
         )
 
     def payload(self, pending: PendingRequest) -> dict[str, Any]:

@@ -88,11 +88,11 @@ class TRTLLMRollout(FirstRankEngine):
         free = max(0, needs.device_bytes - sizes.weights - PASS_BYTES)
         return EngineMemory(
             weights=sizes.weights,
-            kv_cache=int(self.options.free_gpu_memory_fraction * free),
+            kv_cache=int(self.options.share * free),
             other=PASS_BYTES,
             asleep=ASLEEP_BYTES,
             kv_bytes_per_token=sizes.kv_bytes_per_token,
-            share_key="free_gpu_memory_fraction",
+            share_key=self.options.written("free_gpu_memory_fraction"),
             share_has_passes=False,
         )
 
@@ -155,10 +155,12 @@ class TRTLLMRollout(FirstRankEngine):
         return version
 
     def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
-        free, share = memory.free, self.options.free_gpu_memory_fraction
-        key = f"at most, of what they leave, for rollout.free_gpu_memory_fraction {share:g}"
+        free, share = memory.free, self.options.share
+        names = map(self.options.written, ("free_gpu_memory_fraction", "max_batch_size", "max_num_tokens"))
+        share_key, batch, passes = names
+        key = f"at most, of what they leave, for rollout.{share_key} {share:g}"
         claims = {"of that for weights": weight_bytes, key: share * max(0, free - weight_bytes)}
-        lower = "lower rollout.free_gpu_memory_fraction, max_batch_size or max_num_tokens."
+        lower = f"lower rollout.{share_key}, {batch} or {passes}."
         remedy = f"If it ran out of memory: {lower} {UNKNOWN_ARGUMENT}"
         if weight_bytes + PASS_BYTES > free:
             remedy = "Free memory with model.memory.offload, or share the model between GPUs with tensor_parallel_size."

@@ -52,8 +52,12 @@ class TRTLLMOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to TensorRT-LLM.
 
     Args:
-        free_gpu_memory_fraction: Share of the memory that is free when weights are loaded, for the KV cache.
-            Activations and CUDA graphs live in the rest, beside the trainer. Raise it when requests wait; with
+        gpu_memory_utilization: Another name of ``free_gpu_memory_fraction``, which all engines take.
+        max_model_len: Another name of ``context_length``, which all engines take.
+        max_num_seqs: Another name of ``max_batch_size``, which all engines take.
+        max_num_batched_tokens: Another name of ``max_num_tokens``, which all engines take.
+        free_gpu_memory_fraction: Share of the memory that is free when weights are loaded, for the KV cache; 0.5 by
+            default. Activations and CUDA graphs live in the rest, beside the trainer. Raise it when requests wait; with
             ``model.memory.sleep_between_rollouts`` the update has that memory too.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
         enable_block_reuse: Keep blocks of the KV cache for prompts that begin alike: completions of one prompt, and
@@ -77,7 +81,11 @@ class TRTLLMOptions(EngineOptions):
         llm_args: Any other argument of TensorRT-LLM's ``AsyncLLM``, by name; checked against the installed version.
     """
 
-    free_gpu_memory_fraction: float = 0.5
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    free_gpu_memory_fraction: float | None = None
     kv_cache_dtype: str = "auto"
     enable_block_reuse: bool = True
     tokens_per_block: int | None = None
@@ -98,6 +106,8 @@ class TRTLLMOptions(EngineOptions):
 
     share_key: ClassVar[str] = "free_gpu_memory_fraction"
     context_key: ClassVar[str] = "context_length"
+    requests_key: ClassVar[str] = "max_batch_size"
+    prefill_key: ClassVar[str] = "max_num_tokens"
     positive: ClassVar[tuple[str, ...]] = (
         *("context_length", "max_batch_size", "max_num_tokens", "tokens_per_block", "cuda_graph_max_batch_size"),
         *("moe_tensor_parallel_size", "moe_expert_parallel_size"),
@@ -149,7 +159,11 @@ class TRTLLMOptions(EngineOptions):
             "max_seq_len": longest,
             "max_input_len": longest,  # else prompts of more than 1,024 tokens are refused
             "ray_worker_extension_cls": EXTENSION,
-            "kv_cache_config": cache | self.given("free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block"),
+            "kv_cache_config": {
+                **cache,
+                "free_gpu_memory_fraction": self.share,
+                **self.given("enable_block_reuse", "tokens_per_block"),
+            },
             "cuda_graph_config": None if self.disable_cuda_graph else graphs,
             **self.given("tensor_parallel_size", "enable_chunked_prefill", "disable_overlap_scheduler"),
             **self.given("max_batch_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
@@ -165,8 +179,8 @@ class TRTLLMOptions(EngineOptions):
         size = self.max_num_tokens or max(longest, DEFAULT_MAX_NUM_TOKENS)
         if size < longest:
             raise ConfigError(
-                f"rollout.max_num_tokens is {size}, and a prompt may have up to {longest} tokens "
-                "(rollout.context_length): raise it, or set enable_chunked_prefill."
+                f"rollout.{self.written('max_num_tokens')} is {size}, and a prompt may have up to {longest} tokens "
+                f"(rollout.{self.written('context_length')}): raise it, or set enable_chunked_prefill."
             )
         return self.given("max_num_tokens") if size == DEFAULT_MAX_NUM_TOKENS else {"max_num_tokens": size}
 

@@ -131,7 +131,13 @@ class VLLMRollout(ColocatedEngine):
             self._adapters = ServedAdapters(policy.adapters, self._engine, self._model)
         config, cache = self._engine.vllm_config, self._engine.vllm_config.cache_config
         kv_cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-        stats = EngineStats(config.scheduler_config.max_num_seqs, kv_cache_tokens)
+        stats = EngineStats(
+            config.scheduler_config.max_num_seqs,
+            kv_cache_tokens,
+            self.options.advice_keys(placement.device.type == "cuda"),
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            largest_graph=config.compilation_config.max_cudagraph_capture_size or 0,  # 0 without graphs, None on a CPU
+        )
         longest = config.model_config.max_model_len
         requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
         return StartedEngine(str(version), stats, requests)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
 import torch
 from packaging.version import Version
-from rlplug_engines.colocated import EngineOptions, PassThrough, SupportedVersions, declared_fields, package_folder
+from rlplug_engines.colocated import (
+    AdviceKeys,
+    EngineOptions,
+    PassThrough,
+    SupportedVersions,
+    declared_fields,
+    package_folder,
+)
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
@@ -87,6 +94,8 @@ class VLLMOptions(EngineOptions):
     share_key: ClassVar[str] = "gpu_memory_utilization"
     share_may_be_one: ClassVar[bool] = True
     context_key: ClassVar[str] = "max_model_len"
+    requests_key: ClassVar[str] = "max_num_seqs"
+    prefill_key: ClassVar[str] = "max_num_batched_tokens"
     positive: ClassVar[tuple[str, ...]] = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
     pass_through: ClassVar[PassThrough] = PassThrough(
         "engine_args", "vLLM", RESERVED, own_names={}, weight_formats=("quantization", "hf_overrides")
@@ -106,6 +115,16 @@ class VLLMOptions(EngineOptions):
     tensor_parallel_size: int = 1
     seed: int = 0
     engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def advice_keys(self, on_gpu: bool = True) -> AdviceKeys:
+        keys = super().advice_keys(on_gpu)
+        graphs = "rollout.engine_args.max_cudagraph_capture_size"
+        if self.cudagraph_capture_sizes is not None:
+            graphs = "the largest of rollout.cudagraph_capture_sizes"
+        if self.kv_cache_gib is not None or not on_gpu:
+            size = f"rollout.kv_cache_gib from {self.kv_cache_gib or CPU_KV_CACHE_GIB:g}"
+            keys = replace(keys, memory=size, idle_memory=size if on_gpu else "")
+        return replace(keys, graphs=graphs)
 
     def arguments(self, policy: PolicySpec, device: torch.device) -> dict[str, Any]:
         """Return keyword arguments for ``EngineArgs``, without those that follow from where the engine runs.
@@ -190,6 +209,9 @@ class VLLMServerOptions(VLLMOptions):
     positive: ClassVar[tuple[str, ...]] = (*VLLMOptions.positive, "api_server_count")
 
     api_server_count: int | None = None
+
+    def advice_keys(self, on_gpu: bool = True) -> AdviceKeys:
+        return replace(super().advice_keys(on_gpu), api_processes="rollout.api_server_count")
 
     def api_processes(self, device: torch.device) -> int:
         """Return how many processes of each server answer requests."""

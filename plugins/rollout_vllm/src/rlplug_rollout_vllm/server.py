@@ -74,7 +74,6 @@ class VLLMBackend(ServerBackend):
         gpus_per_server="tensor_parallel_size times data_parallel_size",
         noise=("nanobind:", " - leaked", " - ... skipped", "See https://nanobind"),
         api_processes=("APIServer", "rlplug_rollout_vllm.serve"),
-        api_processes_key="rollout.api_server_count",
     )
     generate_route = "inference/v1/generate"
 
@@ -132,6 +131,9 @@ class VLLMBackend(ServerBackend):
             max_num_seqs=config["scheduler_config"]["max_num_seqs"] * copies,
             kv_cache_tokens=(cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * copies,
             num_workers=int((await server.get("get_world_size"))["world_size"]),
+            copies=copies,
+            max_num_batched_tokens=config["scheduler_config"]["max_num_batched_tokens"],
+            largest_graph=config["compilation_config"]["max_cudagraph_capture_size"] or 0,
         )
 
     def payload(self, pending: PendingRequest) -> dict[str, Any]:

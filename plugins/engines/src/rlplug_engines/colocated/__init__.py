@@ -10,15 +10,18 @@ from rlplug_engines.colocated.finish_reasons import as_finish_reason
 from rlplug_engines.colocated.loop import EngineLoop
 from rlplug_engines.colocated.loop_requests import LoopRequests
 from rlplug_engines.colocated.memory import EngineSizes, MemoryAdvice, MemoryBefore
-from rlplug_engines.colocated.options import EngineOptions, PassThrough
+from rlplug_engines.colocated.options import SHARED_NAMES, EngineOptions, PassThrough
 from rlplug_engines.colocated.process import EngineProcess
 from rlplug_engines.colocated.random_state import preserved_rng
 from rlplug_engines.colocated.requests import EngineRequests, RunningRequest, arrivals
 from rlplug_engines.colocated.routed_experts import experts_of_request
+from rlplug_engines.colocated.scheduler_advice import AdviceKeys
 from rlplug_engines.colocated.stats import EngineStats
 from rlplug_engines.colocated.versions import SupportedVersions, declared_fields, package_folder
 
 __all__ = [
+    "SHARED_NAMES",
+    "AdviceKeys",
     "ColocatedEngine",
     "EngineLoop",
     "EngineOptions",

@@ -53,7 +53,7 @@ class TrackedEngine(RolloutEngine):
         self.generate_deadline_s = generate_deadline_s
         self._requests: EngineRequests[Any] | None = None
         self.capabilities = replace(self.capabilities, multi_turn=caches_prefixes)
-        self.context_key = f"rollout.{options.context_key}"
+        self.context_key = f"rollout.{options.written(options.context_key)}"
 
     def max_context(self, policy: PolicySpec) -> int:
         return self.options.longest(policy)

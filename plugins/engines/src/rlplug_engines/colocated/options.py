@@ -3,12 +3,22 @@
 # no postponed annotations: jsonargparse evaluates those of a base class among the names of the subclass's module
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.interfaces.rollout import PolicySpec
+from rlplug_engines.colocated.scheduler_advice import AdviceKeys
+
+SHARED_NAMES: Final = {
+    "share_key": "gpu_memory_utilization",
+    "context_key": "max_model_len",
+    "requests_key": "max_num_seqs",
+    "prefill_key": "max_num_batched_tokens",
+}
+"""Names that every engine takes beside its own, so that a run changes its engine in one line: those of vLLM, which verl
+and TRL use too. Keys are the attributes of :class:`EngineOptions` that name an engine's own options."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,23 @@ class PassThrough:
 
 
 class EngineOptions:
-    """Base of an engine's options. A subclass is a frozen dataclass that has the fields below, among others."""
+    """Base of an engine's options. A subclass is a frozen dataclass that has the fields below, among others.
+
+    It takes each of :data:`SHARED_NAMES` for which it has a field of that name, ``None`` by default. The value goes to
+    the engine's own option, which must be ``None`` then, or the same.
+    """
 
     share_key: ClassVar[str]
     """The option for the engine's share of the GPU's memory."""
+    default_share: ClassVar[float] = 0.5
+    """Where it is ``None``."""
     share_may_be_one: ClassVar[bool] = False
     context_key: ClassVar[str]
     """The option for the longest prompt and completion together."""
+    requests_key: ClassVar[str] = ""
+    """The option for the requests that run at once."""
+    prefill_key: ClassVar[str] = ""
+    """The option for the tokens of a forward pass, or of a prompt's part in it."""
     positive: ClassVar[tuple[str, ...]]
     """Options that are positive numbers or ``None``, beside ``tensor_parallel_size``."""
     batch_sizes_key: ClassVar[str | None] = None
@@ -72,18 +92,57 @@ class EngineOptions:
     tensor_parallel_size: int
 
     def __post_init__(self) -> None:
-        share = getattr(self, self.share_key)
+        self._take_shared_names()
+        share = self.share
         if not 0 < share <= 1 or (share == 1 and not self.share_may_be_one):
             upper = "up to 1" if self.share_may_be_one else "below 1"
-            raise ConfigError(f"rollout.{self.share_key} is {share}: give a share above 0, {upper}.")
+            raise ConfigError(f"rollout.{self.written(self.share_key)} is {share}: give a share above 0, {upper}.")
         for name, value in self.given("tensor_parallel_size", *self.positive).items():
             if value <= 0:
-                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
+                raise ConfigError(f"rollout.{self.written(name)} is {value}: give a positive number.")
         sizes = None if self.batch_sizes_key is None else getattr(self, self.batch_sizes_key)
         if sizes is not None and (not sizes or min(sizes) < 1):
             raise ConfigError(
                 f"rollout.{self.batch_sizes_key} is {sizes}: give positive numbers, or set disable_cuda_graph."
             )
+
+    def _take_shared_names(self) -> None:
+        """Give the values of shared names to the engine's own options.
+
+        Raises:
+            ConfigError: Both are given, and differ.
+        """
+        for attribute, shared in SHARED_NAMES.items():
+            own, value = getattr(self, attribute), getattr(self, shared, None)
+            if own in ("", shared) or value is None:
+                continue
+            if (own_value := getattr(self, own)) not in (None, value):
+                raise ConfigError(
+                    f"rollout.{own} is {own_value}, and rollout.{shared} {value}, another name of the same option: "
+                    "remove one."
+                )
+            object.__setattr__(self, own, value)
+
+    @property
+    def share(self) -> float:
+        """The engine's share of the GPU's memory; what it is a share of, each engine says of its own option."""
+        share: float | None = getattr(self, self.share_key)
+        return self.default_share if share is None else share
+
+    def written(self, own: str) -> str:
+        """Return the name by which the user set one of the engine's options: a shared name, or its own."""
+        for attribute, shared in SHARED_NAMES.items():
+            if own and getattr(self, attribute) == own and getattr(self, shared, None) is not None:
+                return shared
+        return own
+
+    def advice_keys(self, on_gpu: bool = True) -> AdviceKeys:
+        """Return the options that advice names, as the user writes them; a subclass adds those of its engine alone."""
+        share = f"rollout.{self.written(self.share_key)} from {self.share:g}"
+        requests, prefill = (
+            f"rollout.{self.written(key)}" if key else "" for key in (self.requests_key, self.prefill_key)
+        )
+        return AdviceKeys(share, share if on_gpu else "", requests, prefill if on_gpu else "")
 
     def given(self, *names: str) -> dict[str, Any]:
         """Return those of the options that are not ``None``, by name."""

@@ -1,15 +1,12 @@
-"""An engine's counters, and what they suggest to set."""
+"""An engine's counters, as metrics; :mod:`~rlplug_engines.colocated.scheduler_advice` says what they suggest to set."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-ROOM: Final = 0.5
-"""A KV cache that was never fuller than this has room for more requests."""
-
-FULL: Final = 0.9
-"""Requests that wait beside a KV cache that is fuller than this wait for room in it."""
+from rlplug_engines.colocated.scheduler_advice import FULL, LEAST_OBSERVATIONS, RECENT, AdviceKeys, suggest
 
 BUSY: Final = 0.9
 """A process that uses more than this share of a core may hold back what it hands over."""
@@ -23,16 +20,19 @@ class EngineStats:
     """Counters since they were drained last, and the settings that they speak of."""
 
     max_num_seqs: int
+    """Over all ``copies``."""
     kv_cache_tokens: int
-    max_num_seqs_key: str = "rollout.max_num_seqs"
-    """The option that says how many requests run at once, for advice."""
-    memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
-    """The option that makes the KV cache larger, for advice."""
-    api_processes_key: str = ""
-    """The option that says how many processes of a server answer requests, for advice."""
+    """Over all ``copies``."""
+    keys: AdviceKeys = field(default_factory=AdviceKeys)
     observes_scheduler: bool = True
     """Whether the scheduler and the prefix cache are observed. Without it the metrics have tokens alone: a zero for the
     others would be wrong."""
+    max_num_batched_tokens: int = 0
+    """Most tokens of one forward pass of a copy; 0 where that is not known, or has no limit."""
+    largest_graph: int = 0
+    """Largest batch of a copy that has a CUDA graph; 0 where that is not known, or there are none."""
+    copies: int = 1
+    """Copies of the model that the counters are of."""
     num_tokens: int = 0
     seconds: float = 0.0
     kv_cache_use: float = 0.0
@@ -48,20 +48,37 @@ class EngineStats:
     """Most requests that waited while ``max_num_seqs`` ran."""
     waited_for_cache: int = 0
     """Most requests that waited while the KV cache was full."""
+    fitted: int = 0
+    """Fewest requests that ran while the KV cache was full; 0 while it never was."""
     api_cpu: float | None = None
     """Share of a core that the busiest process used that answers requests; ``None`` where it is not measured."""
+    observations: int = 0
+    """Times that the scheduler was looked at while it had requests."""
+    recent_use: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """``kv_cache_use`` of the newest rollouts with enough observations, this one included."""
+    _at_slots: int = 0
+    _at_cache: int = 0
+    _at_prefill: int = 0
+    _at_graphs: int = 0
     _advice: list[str] = field(default_factory=list)
 
     def observe(self, running: int, waiting: int, kv_cache_use: float) -> None:
-        """Note the state of the scheduler at some moment."""
+        """Note the state of the scheduler at some moment: after each step, or at equal intervals."""
         assert self.observes_scheduler
         self.running = max(self.running, running)
         self.waiting = max(self.waiting, waiting)
         self.kv_cache_use = max(self.kv_cache_use, kv_cache_use)
-        if running >= self.max_num_seqs:
+        has_slots, is_full = running < self.max_num_seqs, kv_cache_use > FULL
+        if not has_slots:
             self.waited_for_slots = max(self.waited_for_slots, waiting)
-        if kv_cache_use > FULL:
+        if is_full:
             self.waited_for_cache = max(self.waited_for_cache, waiting)
+            self.fitted = min(self.fitted or running, running)
+        self.observations += running + waiting > 0
+        self._at_cache += waiting > 0 and is_full
+        self._at_slots += waiting > 0 and not is_full and not has_slots
+        self._at_prefill += waiting > 0 and not is_full and has_slots
+        self._at_graphs += 0 < self.largest_graph * self.copies < running
 
     def drain(self) -> dict[str, float]:
         """Return the metrics, keep what they suggest, and count anew."""
@@ -76,22 +93,45 @@ class EngineStats:
                 "running": float(self.running),
                 "waiting": float(self.waiting),
                 "preemptions": float(self.preemptions),
+                "waits_for_slots": self._share(self._at_slots),
+                "waits_for_cache": self._share(self._at_cache),
+                "waits_for_prefill": self.waits_for_prefill,
             }
+            if self.largest_graph:
+                metrics["beyond_graphs"] = self.beyond_graphs
         if self.api_cpu is not None:
             metrics["api_cpu"] = self.api_cpu
-        self._advice = self._suggest() if self.num_tokens and self.observes_scheduler else []
-        self.num_tokens = self.running = self.waiting = self.preemptions = 0
-        self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
-        self.seconds = self.kv_cache_use = 0.0
-        self.api_cpu = None
+        self._advice = self._suggest_for_api() if self.num_tokens else []
+        if self.observations >= LEAST_OBSERVATIONS:
+            self.recent_use.append(self.kv_cache_use)
+        if self.num_tokens and self.observes_scheduler:
+            self._advice = suggest(self) + self._advice
+        self._reset()
         return metrics
 
     def advice(self) -> list[str]:
         """Return what the counters that were drained last suggest."""
         return self._advice
 
-    def _suggest(self) -> list[str]:
-        return self._suggest_for_scheduler() + self._suggest_for_api()
+    @property
+    def waits_for_prefill(self) -> float:
+        """Share of the observations in which requests waited, and neither for slots nor for the KV cache."""
+        return self._share(self._at_prefill)
+
+    @property
+    def beyond_graphs(self) -> float:
+        """Share of the observations with more requests than the largest batch that has a CUDA graph."""
+        return self._share(self._at_graphs)
+
+    def _share(self, count: int) -> float:
+        return count / max(self.observations, 1)
+
+    def _reset(self) -> None:
+        self.num_tokens = self.running = self.waiting = self.preemptions = self.fitted = 0
+        self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
+        self.observations = self._at_slots = self._at_cache = self._at_prefill = self._at_graphs = 0
+        self.seconds = self.kv_cache_use = 0.0
+        self.api_cpu = None
 
     def _suggest_for_api(self) -> list[str]:
         if self.api_cpu is None or self.api_cpu <= BUSY or self.seconds < LEAST_S:
@@ -99,24 +139,5 @@ class EngineStats:
         rate = f"{self.num_tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
         return [
             f"a process that answers requests used {self.api_cpu:.0%} of a core to hand over {rate}, and may hold back "
-            f"more: raise {self.api_processes_key}."
+            f"more: raise {self.keys.api_processes}."
         ]
-
-    def _suggest_for_scheduler(self) -> list[str]:
-        full = f"KV cache {self.kv_cache_use:.0%} full"
-        if self.preemptions:
-            return [
-                f"{full}, {self.preemptions} preemptions, each of which computes a request anew: raise "
-                f"{self.memory_key}, or lower {self.max_num_seqs_key} from {self.max_num_seqs}."
-            ]
-        if self.waited_for_cache:
-            return [
-                f"{full}, {self.waited_for_cache} requests waited for room among {self.kv_cache_tokens:,} tokens: "
-                f"raise {self.memory_key}."
-            ]
-        if self.waited_for_slots and self.kv_cache_use < ROOM:
-            return [
-                f"{full}, 0 preemptions, {self.waited_for_slots} requests waited: raise {self.max_num_seqs_key} from "
-                f"{self.max_num_seqs}."
-            ]
-        return []

@@ -18,6 +18,7 @@ from rlplug.rollout.answer_checks import check_tokens
 from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_engines.colocated.finish_reasons import as_finish_reason
+from rlplug_engines.colocated.scheduler_advice import AdviceKeys
 from rlplug_engines.servers.http_client import Server
 from rlplug_engines.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug_engines.servers.processes import Launch, ServerSlot
@@ -40,14 +41,10 @@ class EngineLabels:
     """Beginnings of lines of a server's log that do not explain its end."""
     context_key: str = "max_model_len"
     """The option that sets the longest prompt and completion together."""
-    max_num_seqs_key: str = "rollout.max_num_seqs"
-    """The option that says how many requests run at once, for advice."""
-    memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
-    """The option that makes the KV cache larger, for advice."""
+    keys: AdviceKeys = AdviceKeys()
+    """Options that advice names, where those of the backend are no ``EngineOptions``."""
     api_processes: tuple[str, ...] = ()
     """What the command lines of a server's processes that answer requests have in them; empty measures none."""
-    api_processes_key: str = ""
-    """The option that says how many of those there are, for advice."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,12 @@ class ServerSettings:
     """Over all copies of the model."""
     num_workers: int
     """Processes that receive weights."""
+    copies: int = 1
+    """Copies of the model."""
+    max_num_batched_tokens: int = 0
+    """Most tokens of one forward pass; 0 where that is not known, or has no limit."""
+    largest_graph: int = 0
+    """Largest batch of a copy that has a CUDA graph; 0 where that is not known, or there are none."""
 
 
 @dataclass(frozen=True)

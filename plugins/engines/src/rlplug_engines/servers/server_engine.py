@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -93,8 +94,11 @@ class ServerEngine(RolloutEngine):
             also_set = changed_options(options) | {name for name, is_set in beside.items() if is_set}
             check_urls(self.urls, api_key_env, self._labels, also_set)
 
-        key = self._labels.context_key
-        self.context_key = f"rollout.{key}" if urls is None else f"{key} of the servers"
+        keys, self._context_key = self._labels.keys, self._labels.context_key
+        if isinstance(options, EngineOptions):
+            keys, self._context_key = options.advice_keys(), options.written(self._context_key)
+        self._keys = keys if urls is None else keys.of_servers()
+        self.context_key = f"rollout.{self._context_key}" if urls is None else f"{self._context_key} of the servers"
 
     def check(self, policy: PolicySpec) -> None:
         check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
@@ -135,8 +139,8 @@ class ServerEngine(RolloutEngine):
             urls = self._list.urls
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
         settings = client.run_all(map(self._settings, servers))
-        labels = self._labels
-        self._stats = EngineStats(0, 0, labels.max_num_seqs_key, labels.memory_key, labels.api_processes_key)
+        labels, on_gpu = self._labels, self._placement.device.type == "cuda"
+        self._stats = EngineStats(0, 0, self._keys if on_gpu else replace(self._keys, idle_memory="", prefill=""))
         self._use_settings(settings)
         requests = self._requests = ServerRequests(backend, client, urls, rank, self.request_deadline_s, self._stats)
         if rank == 0:
@@ -150,6 +154,9 @@ class ServerEngine(RolloutEngine):
         self._max_model_len = min(each.max_model_len for each in settings)
         self._stats.max_num_seqs = sum(each.max_num_seqs for each in settings)
         self._stats.kv_cache_tokens = sum(each.kv_cache_tokens for each in settings)
+        self._stats.copies = sum(each.copies for each in settings)
+        self._stats.max_num_batched_tokens = min(each.max_num_batched_tokens for each in settings)
+        self._stats.largest_graph = min(each.largest_graph for each in settings)
 
     def _connected_sender(self, urls: Sequence[str], settings: Sequence[ServerSettings]) -> ServerWeightSender:
         """Form the group of this process and the workers of all servers.
@@ -287,7 +294,7 @@ class ServerEngine(RolloutEngine):
         context = self.max_context(self._policy)
 
         def one(request: Request) -> PendingRequest:
-            fits = max_completion_tokens(request, self._policy, context, self._labels.context_key)
+            fits = max_completion_tokens(request, self._policy, context, self._context_key)
             max_tokens, vocab_size = min(request.limit(sampling), fits), self._policy.vocab_size
             return PendingRequest(request, sampling, max_tokens, self._version, is_streamed, vocab_size)
 
