@@ -17,6 +17,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 GPU = {"device": "cuda:0", "gpu_gib": 140.0}
 
 LR, TOKENS, REWARDS = "model.optimizer.init_args.lr", "model.sampling.max_new_tokens", "model.rewards"
+ENGINE = "model.rollout.init_args"
+WAITS = {"rollout__kv_cache_use": 0.5} | {f"rollout__waits_for_{what}": 0.1 for what in ("slots", "cache", "prefill")}
 KL = "model.algorithm.init_args.kl_coefficient"
 JUDGED = {
     "reward__judge": 5.0,
@@ -24,6 +26,7 @@ JUDGED = {
     "reward__judge__p90": 10.0,
     "reward_counts__judge__requests": 8.0,
 }
+PROMPTS = "model.batch.prompts_per_step"
 ENTROPY, ALGORITHM, DATA = "model.algorithm.init_args.entropy_coefficient", "model.algorithm", "data.train"
 
 
@@ -95,6 +98,14 @@ def wobble(step: int) -> float:
         ({"time__prompts": 1.0, "data__num_read": 900.0}, []),
         ({"time__prompts": 3.0}, []),  # its rows were read before the first step
         ({"rollout__preemptions": 7.0}, ["model.rollout.init_args"]),
+        (WAITS | {"rollout__waits_for_slots": 0.5}, [f"{ENGINE}.max_num_seqs"]),
+        (WAITS | {"rollout__waits_for_slots": 0.5, "rollout__kv_cache_use": 0.8}, []),  # little more fits
+        (WAITS | {"rollout__waits_for_cache": 0.5, "rollout__kv_cache_use": 1.0}, [f"{ENGINE}.gpu_memory_utilization"]),
+        (WAITS | {"rollout__waits_for_prefill": 0.5}, [f"{ENGINE}.max_num_batched_tokens"]),
+        (WAITS | {"rollout__beyond_graphs": 0.5}, [ENGINE]),
+        (WAITS | {"rollout__beyond_graphs": 0.1}, []),
+        ({"rollout__kv_cache_use": 0.04, "rollout__waits_for_slots": 0.0}, [PROMPTS]),
+        ({"rollout__kv_cache_use": lambda step: 0.04 + 0.5 * (step == 30)}, []),
         ({"time__rollout": 9.0}, ["model.rollout"]),
         ({"memory__update": 30.0}, ["model.batch.max_tokens_per_gpu"]),
         ({"reward__error_share": 0.02, "reward_errors__late": 0.015}, ["model.limits.reward_deadline_s"]),
@@ -158,7 +169,7 @@ def test_there_are_at_most_five_pieces() -> None:
         ("2026-11-21-algos-smollm2-on-h200/DAPO.csv", [DATA, "model.rollout", "model.batch.max_tokens_per_gpu"]),
         ("2026-11-21-core-on-h200/smollm2-1-gpu.csv", [DATA, "model.batch.max_tokens_per_gpu"]),
         ("2026-11-21-core-on-h200/quickstart-1-gpu.csv", [TOKENS, "model.batch.max_tokens_per_gpu"]),
-        ("2026-11-23-titan-on-h200/titan-float8.csv", [ALGORITHM, "model.batch.max_tokens_per_gpu"]),
+        ("2026-11-23-titan-on-h200/titan-float8.csv", [ALGORITHM, "model.batch.max_tokens_per_gpu", PROMPTS]),
     ],
 )
 def test_runs_that_were_measured(tmp_path: Path, file: str, expected: list[str]) -> None:
@@ -168,7 +179,7 @@ def test_runs_that_were_measured(tmp_path: Path, file: str, expected: list[str])
 
 def test_every_key_and_page_exists() -> None:
     """Catches a link to a section that was renamed, and a key that no configuration has."""
-    files = (ROOT / "plugins/watch/src/rlplug_watch" / name for name in ("advice.py", "reward_advice.py"))
+    files = (ROOT / "plugins/watch/src/rlplug_watch").glob("*advice.py")
     source = "".join(file.read_text() for file in files)
     pages = set(re.findall(r'^ +"([a-z-]+\.md(?:#[a-z-]+)?)",$', source, re.M))
     assert len(pages) > 5

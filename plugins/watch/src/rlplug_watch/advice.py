@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean, median
 from typing import Any, Final
 
+from rlplug_watch.engine_advice import ENGINE_RULES, IDLE_RULES
 from rlplug_watch.measures import LEAST_STEPS, Advice, direction_of, is_on_gpu, late_mean, quarters_of
 from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.reward_advice import REWARD_RULES, late_rewards
@@ -260,17 +261,6 @@ def _waiting(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
         )
 
 
-def _preemptions(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
-    preemptions = metrics.series("rollout/preemptions").values
-    if preemptions and (count := fmean(preemptions)) >= 1:
-        yield Advice(
-            f"{count:.0f} requests a step were preempted for lack of KV cache, and computed anew. Give the engine more "
-            "memory, or let fewer requests run at once.",
-            "model.rollout.init_args",
-            "rollout-engines.md#tune-it",
-        )
-
-
 def _slow_prompts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     time, reading = (sum(metrics.series(f"time/{name}").values) for name in ("step", "prompts"))
     if "data/num_read" in metrics.columns and time and reading > PROMPTS_SHARE * time:
@@ -322,9 +312,10 @@ RULES: Final[tuple[Callable[[Metrics, Mapping[str, Any]], Iterator[Advice]], ...
     _mismatch,
     _waiting,
     _slow_prompts,
-    _preemptions,
+    *ENGINE_RULES,
     _long_rollouts,
     _memory_left,
+    *IDLE_RULES,
 )
 """From what makes a run useless to what makes it slow."""
 RULES_OF_SHORT_RUNS: Final = RULES[:3]
