@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rlplug_devkit.models import make_model_folder
-from rlplug_engines.colocated import MemoryBefore
+from rlplug_engines.colocated import SHARED_NAMES, MemoryBefore
 from rlplug_rollout_sglang import SGLangServerRollout, plugin
 from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang.colocated import KV_MARGIN, SGLangRollout, check_cache
@@ -104,6 +105,23 @@ def test_options_become_arguments() -> None:
         "random_seed": 3,
     }
     assert expected.items() <= chosen.arguments(SPEC).items()
+
+
+def test_shared_names_are_the_engines_own_as_the_page_says() -> None:
+    """It catches a shared name without an effect, and a row of the page that names another option."""
+    values = {
+        "gpu_memory_utilization": 0.7,
+        "max_model_len": 100,
+        "max_num_seqs": 7,
+        "max_num_batched_tokens": 512,
+    }
+    assert {*SHARED_NAMES.values()} == values.keys()
+    page = (Path(__file__).parents[3] / "docs" / "rollout-engines.md").read_text()
+    own = {shared: getattr(SGLangOptions, attribute) for attribute, shared in SHARED_NAMES.items()}
+    for shared, name in own.items():
+        assert re.search(rf"^\| `{shared}`[^|]* \| `{name}`", page, re.M), shared
+    alike = SGLangOptions(**{own[shared]: value for shared, value in values.items()})  # type: ignore[arg-type]
+    assert SGLangOptions(**values).arguments(SPEC) == alike.arguments(SPEC)  # type: ignore[arg-type]
 
 
 def test_former_names_are_used_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,10 @@ def test_arguments_of_the_server(sglang: Published, monkeypatch: pytest.MonkeyPa
     assert len(known) > 300
     monkeypatch.setattr(options_module, "sglang_argument_names", lambda: known)
     every = SGLangOptions(
+        gpu_memory_utilization=0.5,
+        max_model_len=1,
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
         max_total_tokens=1,
         context_length=1,
         max_running_requests=1,
@@ -177,6 +181,8 @@ def test_engine(sglang: Published) -> None:
 
 def test_what_the_engine_says_of_itself(sglang: Published) -> None:
     assert "internal_states" in strings(sglang.methods(ENGINE, "Engine")["get_server_info"])
+    assert "server_args" in ast.unparse(sglang.methods(ENGINE, "Engine")["get_server_info"])  # as one dictionary
+    assert {"chunked_prefill_size", "disable_cuda_graph"} <= argument_names(sglang.package)
     assert "scheduler_infos[0]" in ast.unparse(sglang.methods(ENGINE, "Engine")["get_server_info"])
     scheduler = "sglang.srt.managers.scheduler"
     assert "max_total_num_tokens" in strings(sglang.methods(scheduler, "Scheduler")["get_init_info"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from rlplug_engines.colocated import MemoryBefore
+from rlplug_engines.colocated import SHARED_NAMES, MemoryBefore
 from rlplug_rollout_trtllm import plugin
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.environment import (
@@ -53,6 +53,18 @@ def test_what_every_engine_gets() -> None:
     assert made["dtype"] == "bfloat16"
     assert made["max_seq_len"] == made["max_input_len"] == 4096
     assert set(made) <= LLM_ARGS
+
+
+def test_shared_names_are_the_engines_own_as_the_page_says() -> None:
+    """It catches a shared name without an effect, and a row of the page that names another option."""
+    values = {"gpu_memory_utilization": 0.7, "max_model_len": 100, "max_num_seqs": 7, "max_num_batched_tokens": 300}
+    page = (Path(__file__).parents[3] / "docs" / "rollout-engines.md").read_text()
+    own = {shared: getattr(TRTLLMOptions, attribute) for attribute, shared in SHARED_NAMES.items()}
+    for shared, name in own.items():
+        assert re.search(rf"^\| `{shared}`[^|]* \|[^|]*\| `{name}`", page, re.M), shared
+    assert arguments(**values) == arguments(**{own[shared]: value for shared, value in values.items()})
+    with pytest.raises(ConfigError, match=r"rollout\.max_num_batched_tokens is 99, .*\(rollout\.context_length\)"):
+        arguments(max_num_batched_tokens=99)
 
 
 def test_what_is_null_is_left_to_the_engine() -> None:
