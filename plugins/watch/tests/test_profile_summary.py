@@ -107,6 +107,22 @@ def test_kernels_are_ordered_by_their_time_with_shares_of_the_busy_time(summary)
         assert [row[3] for row in rows[group]] == pytest.approx([taken / busy for _, _, taken, busy in costs], abs=1e-4)
 
 
+def test_collectives_count_where_nothing_else_runs():
+    """It catches collectives beside kernels that count as waits, and those of two streams that count twice."""
+    events = [
+        Event("user_annotation", "rlplug/update", 0, 10),
+        Event("kernel", "gemm", 1, 4),
+        Event("kernel", "ncclDevKernel_AllGather_RING_LL(...)", 2, 6),
+        Event("kernel", "ncclDevKernel_ReduceScatter_Sum_f32(...)", 5, 7),
+        Event("gpu_memcpy", "copy", 6.5, 8),
+    ]
+    summary = summarize(events, has_device=True)
+    assert summary.phases[0] == RangeTime("update", 1, 10, 7.0, collectives=5.0, exposed=2.5)
+    lines = [line.split() for line in summary_text(summary, "").splitlines()]
+    assert ["update", "1", "10.0000", "7.0000", "3.0000", "70.0%", "5.0000", "2.5000"] in lines
+    assert any(line.startswith("collectives: 25% of the time") for line in headlines(summary))
+
+
 def test_gaps_say_where_they_are_and_what_is_around(summary):
     found = [(round(gap.seconds / US), gap.phase, gap.before, gap.after) for gap in summary.gaps]
     assert found[:4] == [

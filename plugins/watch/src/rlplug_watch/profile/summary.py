@@ -8,9 +8,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +24,11 @@ DEVICE_WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 OPERATORS: Final = frozenset({"cpu_op"})
 RANGES: Final = frozenset({"user_annotation"})
 """Categories of a trace's events: device work, operators on the CPU, and named ranges."""
+
+COLLECTIVE: Final = re.compile(
+    r"nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE
+)
+"""Names of the kernels of collectives: NCCL's, and those that engines have beside it."""
 
 ALL: Final = "all"
 BETWEEN: Final = "between phases"
@@ -59,6 +65,10 @@ class RangeTime:
     seconds: float
     busy: float | None
     """Seconds in which the device worked: the union of its kernels, copies and fills. None without a device."""
+    collectives: float | None = None
+    """Seconds in which a collective's kernel ran or waited for other ranks; None where the trace has none."""
+    exposed: float | None = None
+    """Of these, seconds in which the device did nothing else."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,14 @@ def summarize(events: Sequence[Event], has_device: bool) -> Summary:
     work = [event for event in events if event.category in DEVICE_WORK]
     device = DeviceTime(work)
     times = _range_times(events, phases, device)
+    if collectives := [event for event in work if COLLECTIVE.search(event.name)]:
+        others = [event for event in work if not COLLECTIVE.search(event.name)]
+        communication = _range_times(events, phases, DeviceTime(collectives))
+        computation = _range_times(events, phases, DeviceTime(others))
+        times = [
+            replace(row, collectives=one.busy, exposed=(row.busy or 0.0) - (two.busy or 0.0))
+            for row, one, two in zip(times, communication, computation, strict=True)
+        ]
     taken = ((phases.at(event.start), event.name, event.end - event.start) for event in work)
     costs = _costs(taken, {row.name: row.busy or 0.0 for row in times})
     gaps = heapq.nlargest(NUM_GAPS, device.gaps(phases.spans), key=lambda gap: gap.seconds)

@@ -31,6 +31,9 @@ def headlines(summary: Summary) -> Iterator[str]:
     yield f"{everything.seconds:.3g} s{_busy(everything)}: " + ", ".join(
         f"{row.name} {row.seconds / everything.seconds:.0%}{_busy(row)}" for row in phases
     )
+    if everything.exposed:
+        share = everything.exposed / everything.seconds
+        yield f"collectives: {share:.0%} of the time the device did nothing else, waits for other ranks included"
     for cost in summary.costs.get(ALL, [])[:1]:
         kind = "kernel" if _has_device(summary) else "operator"
         yield f"costliest {kind}: {_cut(cost.name)}, {cost.share:.0%} of {_shared(summary)}"
@@ -39,15 +42,18 @@ def headlines(summary: Summary) -> Iterator[str]:
 
 
 def _phases(summary: Summary) -> Iterator[str]:
-    """Yield the table of phases, with the engine's calls indented; busy, idle and share are the device's."""
+    """Yield the table of phases, with the engine's calls indented; all but seconds are the device's."""
     rows = summary.phases
-    has_device = _has_device(summary)
-    yield f"{'phase':24}{'times':>7}{'seconds':>11}" + f"{'busy':>11}{'idle':>11}{'share':>8}" * has_device
+    has_device, has_collectives = _has_device(summary), summary.phases[-1].collectives is not None
+    title = f"{'phase':24}{'times':>7}{'seconds':>11}" + f"{'busy':>11}{'idle':>11}{'share':>8}" * has_device
+    yield title + f"{'collectives':>13}{'alone':>11}" * has_collectives
     for row in rows:
         name = f"  {row.name.partition('/')[2]}" if "/" in row.name else row.name
         line = f"{name:24}{row.count if row.name != ALL else '':>7}{row.seconds:11.4f}"
         if row.busy is not None:
             line += f"{row.busy:11.4f}{row.seconds - row.busy:11.4f}{_share(row):8.1%}"
+        if row.collectives is not None and row.exposed is not None:
+            line += f"{row.collectives:13.4f}{row.exposed:11.4f}"
         yield line
     if has_device and ALL not in summary.costs:
         yield "\nThe trace has no GPU work: stop any other profiler that uses the GPU, such as nsys."
