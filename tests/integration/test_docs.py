@@ -28,6 +28,7 @@ LOGGED_ELSEWHERE = {
     "partial/on_arrival_batches": "test_streamed_runs.py",
     "partial/overlap_s": "test_streamed_runs.py",
     "router/differ": "test_experts.py",
+    "throughput/mfu": "test_gpu_use.py",
 }
 """Metrics of runs that no page shows, and the tests that see them."""
 

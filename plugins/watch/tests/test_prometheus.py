@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from rlplug_watch.loggers import prometheus_exposition as exposition
-from rlplug_watch.loggers.dashboard import ENGINES, PANELS, dashboard_json
+from rlplug_watch.loggers.dashboard import ENGINES, HOSTS, PANELS, dashboard_json
 from rlplug_watch.loggers.prometheus import DASHBOARD, PrometheusLogger
 
 from rlplug.errors import ConfigError
@@ -204,6 +204,7 @@ def test_a_taken_port_is_refused_by_name_and_freed_at_the_end(start: Start) -> N
         ({"port": 70_000}, "port is 70000"),
         ({"port": -1}, "port is -1"),
         ({"max_metrics": 0}, "max_metrics is 0"),
+        ({"dcgm_exporters": ["http://gpu-1:9401/metrics"]}, "write HOST:PORT"),
         ({"host": "192.0.2.1"}, "192.0.2.1"),
         ({"host": "no such host"}, "no such host"),
     ],
@@ -215,13 +216,14 @@ def test_options_that_cannot_work_are_refused(start: Start, options: dict[str, A
 
 def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_path: Path) -> None:
     """Catches a key that others can read or that stays, and servers that Prometheus is not told of."""
-    logger, folder = start(), tmp_path / "quickstart" / "001"
+    logger, folder = start(dcgm_exporters=["gpu-1:9401", "gpu-2:9401"]), tmp_path / "quickstart" / "001"
     assert not list(folder.iterdir())  # a resumed run may still be refused
     first = ScrapeTargets("vLLM", ("http://127.0.0.1:8001",), needs_key=True, key="random")
     logger.engine_started(first)
     jobs = {job["job_name"]: job for job in yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]}
     assert jobs["rlplug"]["static_configs"] == [{"targets": [f"127.0.0.1:{logger.bound_port}"]}]
     assert jobs["engine"]["file_sd_configs"] == [{"files": ["prometheus_engines.json"]}]
+    assert jobs["dcgm"]["static_configs"] == [{"targets": ["gpu-1:9401", "gpu-2:9401"]}]
     assert jobs["engine"]["authorization"] == {"credentials_file": "prometheus_engine_key"}
     key = folder / "prometheus_engine_key"
     assert (key.read_text(), key.stat().st_mode & 0o777) == ("random", 0o600)
@@ -245,7 +247,7 @@ def test_the_metrics_page_needs_no_engine(start: Start, tmp_path: Path) -> None:
 
 def test_each_query_of_the_dashboard_names_a_series_of_a_documented_metric(start: Start) -> None:
     """Catches a metric that was renamed: these pages have every metric, and other tests hold them to the code."""
-    pages = [(ROOT / "docs" / page).read_text() for page in ("the-step.md", "asynchronous.md")]
+    pages = [(ROOT / "docs" / page).read_text() for page in ("the-step.md", "asynchronous.md", "rollout-engines.md")]
     cells = [line.split(" | ")[0] for page in pages for line in page.splitlines() if line.startswith("| `")]
     documented = {re.sub(r"<\w+>", "1", name) for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     logger = start()
@@ -254,5 +256,5 @@ def test_each_query_of_the_dashboard_names_a_series_of_a_documented_metric(start
     for panel in PANELS:
         names = {name for _, query in panel.queries for name in re.findall(r"rlplug_\w+", query)}
         assert names <= served, panel.title
-        assert names or panel.row == ENGINES
+        assert names or panel.row in (ENGINES, HOSTS)
     assert DASHBOARD.read_text() == dashboard_json(), "run make docs"

@@ -13,10 +13,14 @@ from rlplug_watch.report.charts import LINE_CHARTS, OPTIONAL_CHARTS, LineChart
 RUN: Final = 'run=~"$run"'
 IN_SOME_RUNS: Final = "In some runs"
 ENGINES: Final = "Engine servers"
+HOSTS: Final = "GPUs of the hosts"
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 8, 8
 NUM_COLUMNS: Final = 24 // WIDTH
-UNITS: Final = dict.fromkeys(("share of completions", "share of tokens", "share of prompts"), "percentunit")
+UNITS: Final = dict.fromkeys(
+    ("share", "share of completions", "share of tokens", "share of prompts", "share of the rollout's time"),
+    "percentunit",
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ def _rate(counter: str) -> str:
 
 def _engine(title: str, *queries: tuple[str, str], unit: str = "none") -> Panel:
     return Panel(ENGINES, title, tuple((f"{{{{instance}}}} {label}", query) for label, query in queries), unit)
+
+
+def _dcgm(title: str, unit: str, *queries: tuple[str, str]) -> Panel:
+    labelled = tuple((f"{{{{Hostname}}}} GPU {{{{gpu}}}} {label}".strip(), query) for label, query in queries)
+    about = "Needs a DCGM exporter on every host: dcgm_exporters of PrometheusLogger."
+    return Panel(HOSTS, title, labelled, unit, about)
 
 
 def _sglang(name: str) -> str:
@@ -115,6 +125,21 @@ PANELS: Final = (
         "Generated tokens a second",
         ("vLLM", "rate(vllm:generation_tokens_total[$__rate_interval])"),
         ("SGLang", _sglang("gen_throughput")),
+    ),
+    _dcgm(
+        "Busy",
+        "percentunit",
+        ("any kernel", "DCGM_FI_DEV_GPU_UTIL / 100"),
+        ("tensor cores", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+        ("memory's interface", "DCGM_FI_PROF_DRAM_ACTIVE"),
+    ),
+    _dcgm("Memory in use", "bytes", ("", "DCGM_FI_DEV_FB_USED * 1048576")),
+    _dcgm("Power", "watt", ("", "DCGM_FI_DEV_POWER_USAGE")),
+    _dcgm(
+        "PCIe",
+        "Bps",
+        ("sent", "DCGM_FI_PROF_PCIE_TX_BYTES"),
+        ("received", "DCGM_FI_PROF_PCIE_RX_BYTES"),
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +34,19 @@ class PrometheusLogger(Logger, RunObserver):
         port: TCP port; 0 takes a free one, which ``prometheus.yml`` then names.
         host: Address to listen on. There is no password: anyone who reaches the port reads the metrics.
         max_metrics: Most metrics that are served; what comes later is left out, with a warning.
+        dcgm_exporters: Addresses of NVIDIA's DCGM exporters, such as ``[gpu-1:9401]``, for ``prometheus.yml``.
     """
 
-    def __init__(self, port: int = 9400, host: str = "127.0.0.1", max_metrics: int = 1000) -> None:
+    def __init__(
+        self,
+        port: int = 9400,
+        host: str = "127.0.0.1",
+        max_metrics: int = 1000,
+        dcgm_exporters: list[str] | None = None,
+    ) -> None:
         super().__init__()
+        if wrong := [each for each in dcgm_exporters or () if not re.fullmatch(r"[^\s/]+:\d+", each)]:
+            raise ConfigError(f"PrometheusLogger's dcgm_exporters has {wrong[0]!r}: write HOST:PORT.")
         if not 0 <= port < 2**16:
             raise ConfigError(f"PrometheusLogger's port is {port}: give one from 0 to 65535, where 0 takes a free one.")
         if max_metrics < 1:
@@ -46,6 +56,7 @@ class PrometheusLogger(Logger, RunObserver):
         self.port = port
         self.host = host
         self.max_metrics = max_metrics
+        self.dcgm_exporters = dcgm_exporters or []
         self._run_dir = Path()
         self._server: Any = None
         self._collector: Any = None
@@ -99,7 +110,7 @@ class PrometheusLogger(Logger, RunObserver):
             (folder / ENGINES).write_text(engines_json(targets))
         if key:
             write_private(folder / KEY, key)
-        (folder / SCRAPE_CONFIG).write_text(prometheus_yml(self.host, self.bound_port, targets))
+        (folder / SCRAPE_CONFIG).write_text(prometheus_yml(self.host, self.bound_port, targets, self.dcgm_exporters))
         (folder / COPIED_DASHBOARD).write_bytes(DASHBOARD.read_bytes())
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -24,13 +25,14 @@ _HEAD: Final = """\
 """
 
 
-def prometheus_yml(host: str, port: int, engines: ScrapeTargets | None) -> str:
+def prometheus_yml(host: str, port: int, engines: ScrapeTargets | None, dcgm_exporters: Sequence[str] = ()) -> str:
     """Return the text of ``prometheus.yml``.
 
     Args:
         host: Address that the run listens on.
         port: Its port.
         engines: The engine's servers; ``None`` for an engine without.
+        dcgm_exporters: Addresses of exporters of the GPUs' counters, ``HOST:PORT``.
     """
     jobs: list[dict[str, Any]] = [{"job_name": "rlplug", "static_configs": [{"targets": [_address(host, port)]}]}]
     if engines is not None:
@@ -38,6 +40,8 @@ def prometheus_yml(host: str, port: int, engines: ScrapeTargets | None) -> str:
         if engines.needs_key:
             job["authorization"] = {"credentials_file": KEY}
         jobs.append(job)
+    if dcgm_exporters:
+        jobs.append({"job_name": "dcgm", "static_configs": [{"targets": [*dcgm_exporters]}]})
     config = {"global": {"scrape_interval": f"{SCRAPE_S}s"}, "scrape_configs": jobs}
     return _HEAD + yaml.safe_dump(config, sort_keys=False)
 

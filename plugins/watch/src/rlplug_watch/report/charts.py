@@ -125,6 +125,35 @@ OPTIONAL_CHARTS: Final = (
     ),
     LineChart(
         "Speed and memory",
+        "GPUs at work",
+        "share",
+        (
+            ("busy, mean of ranks", "gpu/busy_share", "blue"),
+            ("busy, lowest rank", "gpu/busy_share_min", "orange"),
+            ("MFU of the update", "throughput/mfu", "green"),
+        ),
+        note="Busy: some kernel ran, a collective that waits included. MFU: FLOPs over the GPUs' peak in bfloat16.",
+        axis=SHARE,
+    ),
+    LineChart(
+        "Speed and memory",
+        "Memory of the whole GPU",
+        "GiB, of all processes on the fullest rank's",
+        (("peak of a step", "gpu/memory_gib", "purple"),),
+    ),
+    LineChart(
+        "Speed and memory",
+        "What requests waited for",
+        "share of the rollout's time",
+        (
+            ("slots", "rollout/waits_for_slots", "blue"),
+            ("KV cache", "rollout/waits_for_cache", "vermillion"),
+            ("prefill", "rollout/waits_for_prefill", "green"),
+        ),
+        axis=SHARE,
+    ),
+    LineChart(
+        "Speed and memory",
         "Which side waits",
         "seconds per step, in an asynchronous run",
         (("trainer, for groups", "partial/wait_s", "blue"), ("engine, idle", "partial/engine_idle_s", "orange")),
