@@ -35,11 +35,13 @@ def index() -> str:
             "classes": sorted(r.name for r in registered),
             "commands": distribution.commands,
             "hooks": sorted(
-                hook
-                for record in manager.records
-                if record.distribution == distribution.name
-                for hook in record.hooks
-                if not hook.startswith(REGISTRATION_PREFIX)
+                {
+                    hook
+                    for record in manager.records
+                    if record.distribution == distribution.name
+                    for hook in record.hooks
+                    if not hook.startswith(REGISTRATION_PREFIX)
+                }
             ),
         }
     return json.dumps(dict(sorted(found.items())), indent=2) + "\n"
