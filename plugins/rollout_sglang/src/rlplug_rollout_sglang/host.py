@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from rlplug_engines.engine_host import EngineHost, run_host
 
-from rlplug_rollout_sglang.options import largest_graph
-
 IDLE_TIMEOUT_S: Final = 60.0
 KEPT: Final = frozenset(
     {
@@ -38,6 +36,14 @@ def _make(arguments: dict[str, Any]) -> tuple[EngineHost, dict[str, int]]:
         "max_num_batched_tokens": max(about["chunked_prefill_size"] or 0, 0),
         "largest_graph": largest_graph(about),
     }
+
+
+def largest_graph(info: Mapping[str, Any]) -> int:
+    """Return the largest batch with a CUDA graph of an engine that runs, 0 without, from what it says of itself."""
+    if info.get("disable_cuda_graph"):
+        return 0
+    sizes = info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs") or ()
+    return max(sizes, default=info.get("cuda_graph_max_bs_decode") or info.get("cuda_graph_max_bs") or 0)
 
 
 class SGLangHost(EngineHost):

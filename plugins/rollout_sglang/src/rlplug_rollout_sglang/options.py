@@ -75,34 +75,31 @@ class SGLangOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to SGLang, which chooses by model and device.
 
     Args:
-        gpu_memory_utilization: Another name of ``mem_fraction_static``, which all engines take.
-        max_model_len: Another name of ``context_length``, which all engines take.
-        max_num_seqs: Another name of ``max_running_requests``, which all engines take.
-        max_num_batched_tokens: Another name of ``chunked_prefill_size``, which all engines take.
-        mem_fraction_static: Share of the memory that is free when the engine starts, for weights and KV cache. SGLang
-            measures it before it loads weights: the KV cache is what is free after that, without ``1 -
+        gpu_memory_utilization: Sets ``mem_fraction_static``.
+        max_model_len: Sets ``context_length``.
+        max_num_seqs: Sets ``max_running_requests``.
+        max_num_batched_tokens: Sets ``chunked_prefill_size``.
+        mem_fraction_static: Share of the memory that is free when the engine starts, for weights and KV cache; 0.5 by
+            default. SGLang measures it before it loads weights: the KV cache is what is free after that, without ``1 -
             mem_fraction_static`` of what was free before. Activations and CUDA graphs live in the rest, beside the
-            trainer. 0.5 by default. Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the
-            update has that memory too.
+            trainer. Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the update has that
+            memory too.
         max_total_tokens: Size of the KV cache in tokens, where that is less than ``mem_fraction_static`` leaves.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8_e5m2`` and ``fp8_e4m3`` hold twice the tokens in the
             same memory.
         dtype: Dtype of weights and activations; ``auto`` is the policy's.
         context_length: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
             must hold one such sequence.
-        max_running_requests: Requests that run at once. By default as many as SGLang finds room for, 2048 at least,
-            and less where the KV cache has less than two tokens for each.
-        chunked_prefill_size: Tokens of prompts that are computed in one pass; longer prompts are cut. ``-1`` cuts none.
+        max_running_requests: Requests that run at once. By default as many as SGLang finds room for.
+        chunked_prefill_size: Prompt tokens of one pass; longer prompts are cut. ``-1`` cuts none.
         attention_backend: Kernels of attention, such as ``fa3``, ``flashinfer`` or ``triton``.
-        disable_radix_cache: Compute a prompt anew for each of its completions: without SGLang's prefix cache.
+        disable_radix_cache: Compute a prompt anew for each of its completions: no prefix cache.
         disable_cuda_graph: No CUDA graphs: starts sooner, and generates slower.
         cuda_graph_batch_sizes: Batch sizes for which CUDA graphs are captured.
-        cuda_graph_max_batch_size: Largest batch size with a CUDA graph, where SGLang chooses the others. Larger batches
-            run without.
-        cuda_graphs_for_prompts: Capture and compile graphs for passes over prompts too. Starts take longer; it pays
-            where prompts are short and many.
-        sleep_on_idle: Let the engine's processes wait while there are no requests. Without it each of them keeps a core
-            busy, also during the update.
+        cuda_graph_max_batch_size: Largest batch size with a CUDA graph, where SGLang chooses the others.
+        cuda_graphs_for_prompts: Capture and compile graphs for passes over prompts too. It pays where prompts are short
+            and many.
+        sleep_on_idle: Let the engine's processes wait while there are no requests. Without it each keeps a core busy.
         tensor_parallel_size: GPUs that share one model.
         seed: Seed of SGLang itself; every request brings its own.
         log_level: Level from which SGLang's own log is shown. With ``error``, what it writes is shown when it fails.
@@ -190,11 +187,3 @@ class SGLangOptions(EngineOptions):
             )
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
         return named | self.passed_arguments(policy, known)
-
-
-def largest_graph(info: Mapping[str, Any]) -> int:
-    """Return the largest batch with a CUDA graph of an engine that runs, 0 without, from what it says of itself."""
-    if info.get("disable_cuda_graph"):
-        return 0
-    sizes = info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs") or ()
-    return max(sizes, default=info.get("cuda_graph_max_bs_decode") or info.get("cuda_graph_max_bs") or 0)

@@ -35,13 +35,13 @@ from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
 from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
+from rlplug_rollout_sglang.host import largest_graph
 from rlplug_rollout_sglang.options import (
     CACHE_VARIABLES,
     CONTEXT_MARGIN,
     ENVIRONMENT,
     SAMPLING_BACKEND,
     SGLangOptions,
-    largest_graph,
 )
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA, Output, sampling_arguments, to_completion

@@ -52,21 +52,20 @@ class TRTLLMOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to TensorRT-LLM.
 
     Args:
-        gpu_memory_utilization: Another name of ``free_gpu_memory_fraction``, which all engines take.
-        max_model_len: Another name of ``context_length``, which all engines take.
-        max_num_seqs: Another name of ``max_batch_size``, which all engines take.
-        max_num_batched_tokens: Another name of ``max_num_tokens``, which all engines take.
+        gpu_memory_utilization: Sets ``free_gpu_memory_fraction``.
+        max_model_len: Sets ``context_length``.
+        max_num_seqs: Sets ``max_batch_size``.
+        max_num_batched_tokens: Sets ``max_num_tokens``.
         free_gpu_memory_fraction: Share of the memory that is free when weights are loaded, for the KV cache; 0.5 by
             default. Activations and CUDA graphs live in the rest, beside the trainer. Raise it when requests wait; with
             ``model.memory.sleep_between_rollouts`` the update has that memory too.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
-        enable_block_reuse: Keep blocks of the KV cache for prompts that begin alike: completions of one prompt, and
-            turns of one conversation.
+        enable_block_reuse: Keep blocks of the KV cache for prompts that begin alike.
         tokens_per_block: Tokens of a block of the KV cache.
         dtype: Dtype of weights and activations; ``auto`` is the policy's.
         context_length: Longest prompt and completion together, in tokens; by default the policy's context.
         max_batch_size: Requests that run at once.
-        max_num_tokens: Tokens that are computed in one pass. Without ``enable_chunked_prefill`` it must hold the
+        max_num_tokens: Tokens of one pass. Without ``enable_chunked_prefill`` it must hold the
             longest prompt, and does by default.
         enable_chunked_prefill: Cut long prompts into passes of ``max_num_tokens``.
         disable_overlap_scheduler: Prepare a pass only when the former is done. Slower.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from statistics import fmean
 from typing import Any, Final
@@ -21,7 +21,7 @@ from rlplug_watch.gpu.nvml import MEASURES, GPUSampler, Samples
 
 NVML: Final = "pynvml"
 INSTALL: Final = "pip install 'rlplug-watch[gpu]'"
-REDUCE: Final = {"busy_share": fmean, "memory_gib": max, "power_w": fmean}
+REDUCE: Final[Mapping[str, Callable[[list[float]], float]]] = {"busy_share": fmean, "memory_gib": max, "power_w": fmean}
 """How a rank's samples of a step become one number: the memory's is its peak."""
 
 
