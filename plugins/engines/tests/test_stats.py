@@ -96,6 +96,12 @@ STATES = {
     "one batch is larger than any graph": ([(50, 0, 0.6), *[(30, 0, 0.6)] * 19], {"largest_graph": 32}, ""),
     "the largest batch has a graph": (DECODES, {"largest_graph": 48}, ""),
     "too few observations": ([(16, 400, 0.05)] * 9, {"largest_graph": 8, "rollouts": 3}, ""),
+    "one of two copies may have no slot": ([(40, 10, 0.3)] * 20, {"copies": 2, "max_num_batched_tokens": 2048}, ""),
+    "both copies have slots": (
+        [(20, 10, 0.3)] * 20,
+        {"copies": 2, "max_num_batched_tokens": 2048},
+        "raise rollout.chunked_prefill_size from 2048 to 16384",
+    ),
     "settings of two copies": (
         [(64, 448, 0.3), *[(64, 448, 0.3)] * 19],
         {"copies": 2, "largest_graph": 16},
@@ -119,6 +125,12 @@ def test_advice_by_state(observations, settings, words):
     advice = " ".join(stats.advice())
     assert all(word in advice for word in words.split(" ... ")), advice
     assert bool(advice) == bool(words), advice
+
+
+def test_values_of_servers_that_run_already_are_not_known():
+    """It catches the value of an option of ours that is said to be a server's."""
+    assert KEYS.of_servers().memory == "the servers' mem_fraction_static"
+    assert KEYS.of_servers().admission == "the servers' server_args.schedule_conservativeness to 0.3"
 
 
 def test_what_an_engine_has_not_is_not_named():

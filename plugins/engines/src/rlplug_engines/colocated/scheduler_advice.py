@@ -53,8 +53,10 @@ class AdviceKeys:
     """Says how many processes of a server answer requests."""
 
     def of_servers(self) -> AdviceKeys:
-        """Return the same options of servers that run already, which their user starts."""
-        named = {name: key.replace("rollout.", "the servers' ") for name, key in asdict(self).items()}
+        """Return the same options of servers that run already; their values are not known."""
+        named = {
+            name: key.partition(" from ")[0].replace("rollout.", "the servers' ") for name, key in asdict(self).items()
+        }
         return AdviceKeys(**named)
 
 

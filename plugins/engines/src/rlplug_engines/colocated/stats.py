@@ -77,7 +77,8 @@ class EngineStats:
         self.observations += running + waiting > 0
         self._at_cache += waiting > 0 and is_full
         self._at_slots += waiting > 0 and not is_full and not has_slots
-        self._at_prefill += waiting > 0 and not is_full and has_slots
+        # of several copies one may have all of its slots taken, and the others have some
+        self._at_prefill += waiting > 0 and not is_full and running < self.max_num_seqs // self.copies
         self._at_graphs += 0 < self.largest_graph * self.copies < running
 
     def drain(self) -> dict[str, float]:
