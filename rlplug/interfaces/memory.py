@@ -15,8 +15,7 @@ PLAN_PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "upd
 class ActivationTraits:
     """Properties of the training step that determine its activation memory.
 
-    Trainers and then optimizations change them, with :meth:`ModelTrainer.plan_memory` and
-    :meth:`Optimization.plan_memory`.
+    Trainers, then optimizations change them with :meth:`ModelTrainer.plan_memory`, :meth:`Optimization.plan_memory`.
 
     Attributes:
         fused_pointwise: Whether norms, activations and rotary embeddings are fused kernels, which save fewer tensors
@@ -30,8 +29,7 @@ class ActivationTraits:
             blocks.
         logits_chunk: Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass.
         keeps_logits: Whether an update keeps the logits of all chunks for its backward pass, in the pass's dtype.
-        sequence_parallel: Whether ranks of the tensor axis also split embeddings, output layer, and the tokens between
-            blocks.
+        sequence_parallel: Whether ranks of the tensor axis also split embeddings, output layer, and tokens elsewhere.
     """
 
     fused_pointwise: bool = False
@@ -76,7 +74,7 @@ class EngineMemoryRequest:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Memory that an engine takes on one of the trainer's GPUs, in bytes.
+    """Memory that an engine takes on one of its GPUs, in bytes.
 
     Attributes:
         other: Activations of its forward passes, and CUDA graphs.
@@ -89,6 +87,7 @@ class EngineMemory:
             grow with it. 0 elsewhere.
         rows_key: Name of the engine's option for the most completions at once.
         keeps_cache: Whether the cache stays between rollouts while the engine is awake.
+        own_gpus: GPUs that it has, all copies of the model together, besides the trainer's; 0 on the trainer's.
     """
 
     weights: int
@@ -102,6 +101,7 @@ class EngineMemory:
     rows: int = 0
     rows_key: str = "max_batch_size"
     keeps_cache: bool = True
+    own_gpus: int = 0
 
     @property
     def share_base(self) -> int:

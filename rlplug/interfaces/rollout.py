@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -156,13 +156,9 @@ class RolloutEngine(ABC):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
-
     compile_cache_variables: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
-
     context_key: str = ""
-
     sampling_extra: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
@@ -246,12 +242,16 @@ class RolloutEngine(ABC):
         """Release devices and processes; safe to call twice."""
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory | None:
-        """Return the memory that it will take on one of the trainer's GPUs, or ``None`` when that is unknown or 0.
+        """Return the memory that it will take on one of its GPUs, or ``None`` when that is unknown.
 
         The core calls this before ``start``, and ``rlplug plan`` does so on machines that may have neither a GPU nor
         the engine's library. The default returns ``None``.
         """
         return None
+
+    def size_options(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> Mapping[str, Any]:
+        """Return what to change of its options for ``requests`` at once and passes over that many prompt tokens."""
+        return {}
 
     def max_context(self, policy: PolicySpec) -> int:
         """Return the longest prompt and completion together that it generates, in tokens: at most the policy's.

@@ -241,8 +241,20 @@ def test_tensor_parallel_ranks_share_weights_and_cache() -> None:
     assert planned(kv_cache_dtype="fp8").kv_bytes_per_token == whole.kv_bytes_per_token // 2
 
 
-def test_engines_on_other_gpus_plan_nothing() -> None:
-    assert TRTLLMRayRollout().plan_memory(SPEC, NEEDS) is None
+def test_engines_on_other_gpus_are_planned_on_those() -> None:
+    elsewhere = TRTLLMRayRollout(num_engines=3, tensor_parallel_size=2).plan_memory(SPEC, NEEDS)
+    assert elsewhere == replace(planned(tensor_parallel_size=2), own_gpus=6)
+
+
+def test_sizes_are_options_that_the_engine_takes() -> None:
+    """Catches a name that is no option, and passes that are shorter than a prompt which is not cut."""
+    for engine in (TRTLLMRollout(), TRTLLMRayRollout()):
+        sizes = engine.size_options(SPEC, 100, 2048)
+        assert sizes == {"max_batch_size": 100, "max_num_tokens": 4096, "cuda_graph_max_batch_size": 100}
+    assert TRTLLMRollout(**sizes).size_options(SPEC, 100, 2048) == {}
+    assert TRTLLMOptions(**sizes).arguments(SPEC, LLM_ARGS)["max_num_tokens"] == 4096
+    cut = TRTLLMRollout(enable_chunked_prefill=True, disable_cuda_graph=True).size_options(SPEC, 100, 2048)
+    assert cut == {"max_batch_size": 100, "max_num_tokens": 2048}
 
 
 @pytest.mark.parametrize(

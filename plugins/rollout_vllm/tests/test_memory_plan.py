@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from rlplug_devkit.models import make_model_folder
 from rlplug_rollout_vllm.colocated import VLLMRollout
+from rlplug_rollout_vllm.options import graph_sizes
 from rlplug_rollout_vllm.server import VLLMServerRollout
 
 from rlplug.interfaces import AdapterWeights, EngineMemory, EngineMemoryRequest, PolicySpec
@@ -61,5 +63,27 @@ def test_a_cache_of_a_given_size_is_no_share() -> None:
     assert memory.least_kv_cache is None
 
 
-def test_servers_take_none_of_the_trainers_gpus() -> None:
-    assert VLLMServerRollout(gpus=[1]).plan_memory(SPEC, NEEDS) is None
+def test_servers_are_planned_on_their_own_gpus() -> None:
+    """Catches servers that count as the trainer's, and a plan of servers that somebody else has started."""
+    memory = VLLMServerRollout(gpus=[1, 2], gpu_memory_utilization=0.4).plan_memory(SPEC, NEEDS)
+    assert memory == replace(planned(gpu_memory_utilization=0.4), own_gpus=2)
+    assert VLLMServerRollout(urls=["http://127.0.0.1:8000"]).plan_memory(SPEC, NEEDS) is None
+
+
+def test_sizes_are_options_that_vllm_takes() -> None:
+    """Catches a name that is no option, graphs that end below the requests, and what its 0.26 refuses."""
+    for engine in (VLLMRollout(), VLLMServerRollout(gpus=[1])):
+        sizes = engine.size_options(SPEC, 100, 8192)
+        assert sizes["max_num_seqs"] == 100
+        assert sizes["max_num_batched_tokens"] == 8200
+        graphs = sizes["cudagraph_capture_sizes"]
+        assert (graphs[:5], graphs[-2:]) == ([1, 2, 4, 8, 16], [96, 100])
+    assert VLLMRollout(**sizes).size_options(SPEC, 100, 8192) == {}
+    short = VLLMRollout(max_model_len=8).size_options(SPEC, 64, 2048)
+    assert short["max_num_batched_tokens"] == 64 * 8
+    whole = VLLMRollout(enable_chunked_prefill=False).size_options(SPEC, 64, 2048)
+    assert whole["max_num_batched_tokens"] == SPEC.max_context
+    assert "cudagraph_capture_sizes" not in VLLMRollout(enforce_eager=True).size_options(SPEC, 64, 2048)
+    gaps = [after / before for before, after in pairwise(graph_sizes(2048)) if before >= 64]
+    assert max(gaps) <= 1.125
+    assert VLLMServerRollout(urls=["http://127.0.0.1:8000"]).size_options(SPEC, 100, 8192) == {}

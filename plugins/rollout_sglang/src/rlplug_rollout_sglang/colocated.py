@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final
 import torch
 from rlplug_engines.colocated import (
     EngineProcess,
-    EngineSizes,
     EngineStats,
     FirstRankEngine,
     MemoryAdvice,
@@ -28,9 +27,9 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
 )
-from rlplug.types import GIB
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
+from rlplug_rollout_sglang.memory_plan import KV_MARGIN, PASS_BYTES, planned_memory
 from rlplug_rollout_sglang.options import BESIDE_TRAINERS, CACHE_VARIABLES, SGLangOptions
 from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA
 from rlplug_rollout_sglang.versions import require_sglang
@@ -47,14 +46,7 @@ BLACKWELL: Final = 10
 WAKING: Final[dict[SleepingPart, list[str]]] = {"weights": ["weights"], "kv_cache": ["kv_cache", "cuda_graph"]}
 """SGLang's names for the memory of a part. CUDA graphs stay unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set."""
 
-PASS_BYTES: Final = int(2.0 * GIB)
-"""Activations of its passes, CUDA graphs, and its processes' CUDA contexts: an estimate, not measured."""
-ASLEEP_BYTES: Final = int(1.5 * GIB)
-"""What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
-
 SHARE_MODEL: Final = "share the model between GPUs with rollout.tensor_parallel_size."
-KV_MARGIN: Final = 256
-"""Tokens of the KV cache beyond the longest sequence: SGLang counts whole pages, and keeps one of them free."""
 
 
 class SGLangRollout(FirstRankEngine):
@@ -92,25 +84,7 @@ class SGLangRollout(FirstRankEngine):
         self._process: EngineProcess | None = None
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        """Return what an engine takes of each of its GPUs, at most.
-
-        ``mem_fraction_static`` is a share of what is free when it starts; here, as if all of the GPU were.
-        """
-        options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
-        least = (options.longest(policy) + KV_MARGIN) * sizes.kv_bytes_per_token
-        kv_cache = max(int(options.share * needs.device_bytes) - sizes.weights, least)
-        if options.max_total_tokens is not None:
-            kv_cache = min(kv_cache, options.max_total_tokens * sizes.kv_bytes_per_token)
-        return EngineMemory(
-            weights=sizes.weights,
-            kv_cache=kv_cache,
-            other=PASS_BYTES,
-            asleep=ASLEEP_BYTES,
-            kv_bytes_per_token=sizes.kv_bytes_per_token,
-            least_kv_cache=least,
-            share_key=options.written("mem_fraction_static"),
-            share_has_passes=False,
-        )
+        return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
         check_fp8(type(self).__name__, policy, self.ranks_per_engine)

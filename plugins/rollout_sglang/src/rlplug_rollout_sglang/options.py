@@ -187,3 +187,9 @@ class SGLangOptions(EngineOptions):
             )
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
         return named | self.passed_arguments(policy, known)
+
+    def sizes_for(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        sizes = {"max_running_requests": requests}
+        if self.chunked_prefill_size != -1:
+            sizes["chunked_prefill_size"] = prompt_tokens
+        return sizes if self.disable_cuda_graph else sizes | self.graphs_for(requests)

@@ -31,18 +31,13 @@ from rlplug_engines.servers import (
 )
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
+from rlplug.interfaces import EngineCapabilities, EngineFault, EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.host import largest_graph
-from rlplug_rollout_sglang.options import (
-    CACHE_VARIABLES,
-    CONTEXT_MARGIN,
-    ENVIRONMENT,
-    SAMPLING_BACKEND,
-    SGLangOptions,
-)
+from rlplug_rollout_sglang.memory_plan import planned_memory
+from rlplug_rollout_sglang.options import CACHE_VARIABLES, CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA, Output, sampling_arguments, to_completion
 from rlplug_rollout_sglang.versions import VERSIONS, require_sglang
@@ -251,6 +246,9 @@ class SGLangServerRollout(ServerEngine):
         super().__init__(
             SGLangOptions(**options), gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s
         )
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory | None:
+        return planned_memory(self.options, policy, needs, len(self.gpus)) if self.gpus else None
 
     def check(self, policy: PolicySpec) -> None:
         check_fp8(type(self).__name__, policy, self.options.tensor_parallel_size)

@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from rlplug_engines.colocated import (
     EngineLoop,
-    EngineSizes,
     FirstRankEngine,
     MemoryAdvice,
     MemoryBefore,
@@ -32,9 +31,9 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
 )
-from rlplug.types import GIB
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
 from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
+from rlplug_rollout_trtllm.memory_plan import PASS_BYTES, planned_memory
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
 from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, TRTLLMRequests
@@ -42,11 +41,6 @@ from rlplug_rollout_trtllm.surface import argument_names
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
-
-PASS_BYTES: Final = int(4.0 * GIB)
-"""Activations of its passes, CUDA graphs, communicators, and its worker's CUDA context: an estimate, not measured."""
-ASLEEP_BYTES: Final = int(2.0 * GIB)
-"""What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
 
 class TRTLLMRollout(FirstRankEngine):
@@ -82,19 +76,7 @@ class TRTLLMRollout(FirstRankEngine):
         self._is_asleep = False
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        # free_gpu_memory_fraction is a share of what is free when weights and passes are there; here, as if all else of
-        # the GPU were. A share of the whole GPU, as the plan recommends for other engines, does not follow from it.
-        sizes = EngineSizes.of(self.options, policy, needs)
-        free = max(0, needs.device_bytes - sizes.weights - PASS_BYTES)
-        return EngineMemory(
-            weights=sizes.weights,
-            kv_cache=int(self.options.share * free),
-            other=PASS_BYTES,
-            asleep=ASLEEP_BYTES,
-            kv_bytes_per_token=sizes.kv_bytes_per_token,
-            share_key=self.options.written("free_gpu_memory_fraction"),
-            share_has_passes=False,
-        )
+        return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
         check_text_only(policy)

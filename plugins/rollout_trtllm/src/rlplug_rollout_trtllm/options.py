@@ -172,6 +172,12 @@ class TRTLLMOptions(EngineOptions):
             arguments["scheduler_config"] = {"capacity_scheduler_policy": self.scheduler_policy}
         return arguments | extra | ({"model_kwargs": model} if model else {})
 
+    def sizes_for(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        # without chunks, a pass holds the longest prompt
+        tokens = prompt_tokens if self.enable_chunked_prefill else max(prompt_tokens, self.longest(policy))
+        sizes = {"max_batch_size": requests, "max_num_tokens": tokens}
+        return sizes if self.disable_cuda_graph else sizes | self.graphs_for(requests)
+
     def _pass_size(self, longest: int) -> dict[str, int]:
         if self.enable_chunked_prefill:
             return self.given("max_num_tokens")

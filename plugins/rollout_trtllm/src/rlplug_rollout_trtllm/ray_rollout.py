@@ -20,10 +20,20 @@ from rlplug_engines.servers import TensorList, WeightSender
 from rlplug_engines.servers.process_group import Group, Rendezvous, SendGroup
 
 from rlplug.errors import ConfigError, RLPlugError, RunError
-from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec, SyncReport
+from rlplug.interfaces import (
+    Bucket,
+    EngineCapabilities,
+    EngineFault,
+    EngineMemory,
+    EngineMemoryRequest,
+    Placement,
+    PolicySpec,
+    SyncReport,
+)
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
+from rlplug_rollout_trtllm.memory_plan import planned_memory
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
 from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, TRTLLMRequests
@@ -84,6 +94,10 @@ class TRTLLMRayRollout(TrackedEngine):
         self._own: list[tuple[Bundles, RayEngine]] = []
         self._ray: Any = None
         self._has_attached = False
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
+        own_gpus = self.num_engines * self.options.tensor_parallel_size
+        return planned_memory(self.options, policy, needs, own_gpus)
 
     def check(self, policy: PolicySpec) -> None:
         check_text_only(policy)

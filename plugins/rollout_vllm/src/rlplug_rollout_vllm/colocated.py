@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from rlplug_engines.colocated import (
     ColocatedEngine,
-    EngineSizes,
     EngineStats,
     MemoryAdvice,
     MemoryBefore,
@@ -36,17 +35,11 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.types import GIB
-from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, VLLMRequests
+from rlplug_rollout_vllm.memory_plan import planned_memory
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions, scale_variables
 from rlplug_rollout_vllm.weights import load_weights
-
-PASS_BYTES: Final = int(0.96 * GIB)
-"""Activations of its passes and CUDA graphs: measured with vLLM 0.26, a policy of 1.7B and the options' defaults."""
-ASLEEP_BYTES: Final = GIB // 2
-"""What stays when it sleeps, measured in the same run."""
 
 
 class VLLMRollout(ColocatedEngine):
@@ -96,22 +89,7 @@ class VLLMRollout(ColocatedEngine):
         VERSIONS.require_installed("vllm")
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        """Return what an engine takes of each of its GPUs; the KV cache is what ``gpu_memory_utilization`` leaves."""
-        options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
-        least = options.longest(policy) * sizes.kv_bytes_per_token
-        left = int(options.gpu_memory_utilization * needs.device_bytes) - sizes.weights - PASS_BYTES
-        adapters = 0
-        if policy.adapters is not None:
-            adapters = sum(tensor.num_bytes for tensor in policy.adapters.tensors(policy_weights(policy)).values())
-        fixed = None if options.kv_cache_gib is None else int(options.kv_cache_gib * GIB)
-        return EngineMemory(
-            weights=sizes.weights + 2 * adapters,  # as they came, and where kernels read them
-            kv_cache=max(left, least) if fixed is None else fixed,  # with less than one sequence it does not start
-            other=PASS_BYTES,
-            asleep=ASLEEP_BYTES + adapters,
-            kv_bytes_per_token=sizes.kv_bytes_per_token,
-            least_kv_cache=least if fixed is None else None,
-        )
+        return planned_memory(self.options, policy, needs)
 
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         with _process_for_vllm(policy, placement):

@@ -173,6 +173,18 @@ class VLLMOptions(EngineOptions):
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | passed
 
+    def sizes_for(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        longest = self.longest(policy)
+        if self.enable_chunked_prefill is False:
+            prompt_tokens = max(prompt_tokens, longest)
+        # a multiple, of at most a longest sequence each: vLLM before EVEN_WARM_UP refuses others
+        each = min(-(-prompt_tokens // requests), longest)
+        sizes = {"max_num_seqs": requests, "max_num_batched_tokens": each * requests}
+        graphs = self.cudagraph_capture_sizes
+        if self.enforce_eager or (graphs is not None and max(graphs, default=0) >= requests):
+            return sizes
+        return sizes | {"cudagraph_capture_sizes": graph_sizes(requests)}
+
     def _warm_up_that_fits(self, num_seqs: int, longest: int) -> dict[str, int]:
         """Return another ``max_num_batched_tokens`` where vLLM's own would have too long a request in its warm-up.
 
@@ -217,6 +229,15 @@ class VLLMServerOptions(VLLMOptions):
         """Return how many processes of each server answer requests."""
         default = 2 if device.type == "cuda" else 1
         return default if self.api_server_count is None else self.api_server_count
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return batch sizes for CUDA graphs, up to ``most``: from 64 on, the next larger one is at most an eighth more."""
+    sizes, size = [1, 2, 4, 8], 8
+    while size < most:
+        size += max(8, 1 << (size.bit_length() - 4))
+        sizes.append(size)
+    return [*(each for each in sizes if each < most), most]
 
 
 def scale_variables(policy: PolicySpec, device: torch.device) -> dict[str, str]:

@@ -35,8 +35,9 @@ from rlplug_engines.servers import (
 from rlplug_engines.servers.process_group import Rendezvous
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.interfaces import EngineCapabilities, EngineFault, EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, sampling_arguments
+from rlplug_rollout_vllm.memory_plan import planned_memory
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMServerOptions, scale_variables, vllm_version
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 
@@ -238,6 +239,9 @@ class VLLMServerRollout(ServerEngine):
         super().__init__(
             chosen, gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s, data_parallel_size
         )
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory | None:
+        return planned_memory(self.options, policy, needs, len(self.gpus)) if self.gpus else None
 
 
 def frontend_flags() -> list[str]:

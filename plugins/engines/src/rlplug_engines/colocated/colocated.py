@@ -61,6 +61,9 @@ class TrackedEngine(RolloutEngine):
     def check(self, policy: PolicySpec) -> None:
         check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
 
+    def size_options(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        return self.options.changes_for(policy, requests, prompt_tokens)
+
     # ---- generation -----------------------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:

@@ -83,7 +83,8 @@ class EngineOptions:
     positive: ClassVar[tuple[str, ...]]
     """Options that are positive numbers or ``None``, beside ``tensor_parallel_size``."""
     batch_sizes_key: ClassVar[str | None] = None
-    """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off."""
+    """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off; beside it
+    ``cuda_graph_max_batch_size``."""
     pass_through: ClassVar[PassThrough]
 
     dtype: str
@@ -147,6 +148,23 @@ class EngineOptions:
     def given(self, *names: str) -> dict[str, Any]:
         """Return those of the options that are not ``None``, by name."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def sizes_for(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        """Return options, by name, for ``requests`` at once and passes over ``prompt_tokens``, with graphs for them."""
+        return {}
+
+    def changes_for(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        """Return those of :meth:`sizes_for` that differ from what is set."""
+        wanted = self.sizes_for(policy, requests, prompt_tokens)
+        return {self.written(name): value for name, value in wanted.items() if getattr(self, name) != value}
+
+    def graphs_for(self, requests: int) -> dict[str, Any]:
+        """Return options with which CUDA graphs cover ``requests``, of an engine that has ``batch_sizes_key``."""
+        assert self.batch_sizes_key is not None
+        sizes: list[int] | None = getattr(self, self.batch_sizes_key)
+        if sizes is None:
+            return {"cuda_graph_max_batch_size": requests}
+        return {} if max(sizes) >= requests else {self.batch_sizes_key: sorted({*sizes, requests})}
 
     def longest(self, policy: PolicySpec) -> int:
         """Return the longest prompt and completion together, in tokens."""

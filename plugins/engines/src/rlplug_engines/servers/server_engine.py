@@ -108,6 +108,11 @@ class ServerEngine(RolloutEngine):
             return min(self._max_model_len, policy.max_context)
         return self.options.longest(policy) if isinstance(self.options, EngineOptions) else policy.max_context
 
+    def size_options(self, policy: PolicySpec, requests: int, prompt_tokens: int) -> dict[str, Any]:
+        if self.urls is not None or not isinstance(self.options, EngineOptions):
+            return {}
+        return self.options.changes_for(policy, requests, prompt_tokens)
+
     # ---- start and close ------------------------------------------------------------------------------------------
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
