@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
 from rlplug_plan.model_shape import ModelShape
+from rlplug_plan.remedies import find_remedies
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits, EngineMemory
@@ -104,6 +105,12 @@ def on(gib: float, facts: MemoryInputs) -> MemoryInputs:
     """Return the run on GPUs of which ``gib`` can be planned with."""
     total = round(gib / 0.9 * GIB)
     return replace(facts, gpu=GPU(total, total, is_here=False))
+
+
+def smallest_change(facts: MemoryInputs) -> list[str]:
+    """Return the keys of the first remedy; nothing where there is none."""
+    remedies = find_remedies(facts)
+    return [setting.text for setting in remedies[0].settings] if remedies else []
 
 
 AWAKE_SIZES: dict[str, Any] = {"engine": make_engine(0.4), "engine_can_sleep": True, "completions": 1024}

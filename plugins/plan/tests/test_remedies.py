@@ -6,11 +6,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from memory_cases import AWAKE_SIZES, EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts, on
+from memory_cases import AWAKE_SIZES, EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts, on, smallest_change
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.levers import LEVERS, OFFLOADS
 from rlplug_plan.plan import MemoryPlan
-from rlplug_plan.remedies import smallest_change
 from rlplug_plan.resize import with_budget
 
 from rlplug.interfaces.memory_plan import GPU

@@ -107,7 +107,7 @@ def test_the_change_fits_what_was_measured() -> None:
 
 
 def test_a_run_that_was_tried_is_not_to_be_tried_as_it_is() -> None:
-    """smallest_change may say so of a run that lacks little of the reserve; here it has failed."""
+    """A plan may say so of a run that lacks little of the reserve; here it has failed."""
     for missing in (0.05, 0.5):
         facts = make_facts(completion=16128, rows=1)
         need = MemoryPlan(facts).need("update") / GIB - missing

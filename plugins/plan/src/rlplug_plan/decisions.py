@@ -11,8 +11,9 @@ from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.types import GIB
 from rlplug_plan.inputs import MemoryInputs
+from rlplug_plan.own_engine import own_engine_shortfall
 from rlplug_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
-from rlplug_plan.remedies import find_remedies
+from rlplug_plan.remedies import alternatives, find_remedies
 
 NUM_LARGEST: Final = 3
 
@@ -81,16 +82,25 @@ def _with_sleep(facts: MemoryInputs, sleep: SleepSetting) -> tuple[MemoryPlan, s
 
 
 def shortfall(plan: MemoryPlan) -> ConfigError | None:
-    """Return the error of a plan that does not fit: the phase, its largest items, and the smallest change."""
-    if plan.fits:
+    """Return the error of a plan that does not fit: the phase, its largest items, and the smallest change.
+
+    An engine that does not fit on GPUs of its own is one too.
+    """
+    own = None if plan.facts.own_engine is None else own_engine_shortfall(plan.facts.own_engine)
+    if plan.fits and own is None:
         return None
+    problems = [*([] if plan.fits else [_trainer_shortfall(plan)]), *([] if own is None else [own])]
+    return ConfigError(" ".join([*problems, "model.memory.on_shortfall: warn lets it run as it is."]))
+
+
+def _trainer_shortfall(plan: MemoryPlan) -> str:
     phase, gpu = plan.tightest, plan.facts.gpu
     items = sorted(plan.phases[phase].items(), key=lambda pair: pair[1].num_bytes, reverse=True)[:NUM_LARGEST]
     largest = ", ".join(f"{name} {item.num_bytes / GIB:.1f}" for name, item in items)
-    return ConfigError(
+    return (
         f"the run does not fit into GPU memory: its phase {phase} needs {plan.need(phase) / GIB:.1f} GiB, and "
         f"{gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be planned with. Largest: {largest}. "
-        f"{remedy(plan.facts)} model.memory.on_shortfall: warn lets it run as it is."
+        f"{remedy(plan.facts)}"
     )
 
 
@@ -101,5 +111,4 @@ def remedy(facts: MemoryInputs) -> str:
         return "No option makes it fit: take a smaller model, shorter sequences, or larger GPUs."
     if len(remedies) == 1:
         return f"Smallest change that makes it fit: {remedies[0].text}."
-    numbered = "; ".join(f"({number}) {each.text}" for number, each in enumerate(remedies, 1))
-    return f"Nothing makes it fit that trains the same on as many GPUs. One of these does: {numbered}."
+    return f"Nothing makes it fit that trains the same on as many GPUs. One of these does: {alternatives(remedies)}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, PlanPhase
@@ -15,6 +15,11 @@ from rlplug.types import GIB, MeshSizes
 from rlplug_plan.model_shape import ModelShape
 
 NCCL_BYTES: Final = int(0.5 * GIB)
+
+
+def no_sizes(requests: int, prompt_tokens: int) -> Mapping[str, Any]:
+    """Return the options of an engine that names none for its sizes."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class MemoryInputs:
     reference: ModelInputs | None = None
     critic: ModelInputs | None = None
     """A critic with a trunk of its own; a head on the policy's trunk takes almost nothing."""
+    has_value_head: bool = False
+    """Whether the critic is such a head."""
     mesh: MeshSizes = MeshSizes(1, 1, 1, 1)
     itemsize: int = 2
     """Bytes of a weight in passes and in the engine."""
@@ -131,6 +138,12 @@ class MemoryInputs:
     bucket_bytes: int = 1 << 30
     completions: int = 0
     """Completions of one engine in a step."""
+    group_size: int = 1
+    """Completions of a prompt."""
+    size_options: Callable[[int, int], Mapping[str, Any]] = no_sizes
+    """Returns the engine's options to change for as many requests at once, and tokens of prompts in a pass."""
+    own_engine: MemoryInputs | None = None
+    """The run as the GPUs of an engine that has its own see it; ``None`` for one on the trainer's."""
     engine_gpus: int = 1
     """GPUs that share one engine."""
     logprobs_every_step: bool = True

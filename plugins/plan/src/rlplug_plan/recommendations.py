@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from rlplug.types import GIB
+from rlplug_plan.engine_sizes import engine_sizes
 from rlplug_plan.inputs import MemoryInputs
-from rlplug_plan.levers import GPUS, LEVERS, OFFLOADS, TRAINING
+from rlplug_plan.levers import GPUS, OFFLOADS, TRAINING, cost_of
+from rlplug_plan.own_engine import own_engine_recommendations
 from rlplug_plan.plan import MemoryPlan
+from rlplug_plan.recommendation import Recommendation
 from rlplug_plan.remedies import find_remedies
 from rlplug_plan.resize import (
     BUDGET_STEP,
@@ -26,20 +29,6 @@ GAIN: Final = 1.1
 """How much larger a cache or a pass must become for an engine that sleeps, or more offload, to be recommended."""
 SLEEP: Final = "model.memory.sleep_between_rollouts"
 OTHER_KINDS: Final = frozenset(lever.name for lever in (*TRAINING, GPUS))
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """A key and the value that it should have, beside the others' values."""
-
-    key: str
-    value: Any
-    says: str
-    """The value in words, and why."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.key}: {self.says}"
 
 
 @dataclass(frozen=True)
@@ -67,18 +56,22 @@ class Tuned:
 def recommendations(facts: MemoryInputs) -> list[Recommendation]:
     """Return what can be chosen, for a run that fits, or for one after the smallest change that makes it fit.
 
-    All values fit together. There is none where nothing fits, or only with other training or more GPUs.
+    All values fit together. There is none where nothing fits, or only with other training or more GPUs, but for an
+    engine with GPUs of its own.
     """
+    own = [] if facts.own_engine is None else own_engine_recommendations(facts.own_engine)
     base = _fitting(facts)
     if base is None:
-        return []
+        return own
     tuned = first = _tuned(base)
     for sleeps in (False, True) if base.engine_can_sleep and not base.sleeps else (base.sleeps,):
         for mode in OFFLOADS[OFFLOADS.index(base.offload) :]:  # the cheapest first
             changed = _tuned(replace(base, sleeps=sleeps, offload=mode))
             tuned = changed if changed.is_better(tuned) else tuned
     found = [] if tuned.facts.sleeps == base.sleeps else [_sleep(first)]
-    return [*found, *_engine(base, tuned), *_passes(base, tuned.facts), _offload(base, tuned.facts)]
+    sizes = engine_sizes(tuned.facts) if tuned.has_room else []
+    passes = _passes(base, tuned.facts)
+    return [*found, *_engine(base, tuned), *sizes, *own, *passes, _offload(base, tuned.facts)]
 
 
 def _fitting(facts: MemoryInputs) -> MemoryInputs | None:
@@ -146,7 +139,7 @@ def _engine(before: MemoryInputs, tuned: Tuned) -> list[Recommendation]:
         return []
     if after.engine_gpus < before.engine_gpus:
         size, key = after.engine_gpus, f"{ENGINE_OPTIONS}.tensor_parallel_size"
-        cost = _cost("engine GPUs", after)
+        cost = cost_of("engine GPUs", after)
         found.append(Recommendation(key, size, f"{size} fits; {before.engine_gpus} took {cost}"))
     key, share = f"{ENGINE_OPTIONS}.{engine.share_key}", share_of(after, engine.kv_cache)
     if not tuned.has_room:
@@ -160,10 +153,6 @@ def _engine(before: MemoryInputs, tuned: Tuned) -> list[Recommendation]:
     rest = ", and the engine need not sleep" * awake
     says = f"{share:.2f}; {cached} all {after.completions} completions of a step, which use {used:.0%}{rest}"
     return [*found, Recommendation(key, share, says)]
-
-
-def _cost(name: str, facts: MemoryInputs) -> str:
-    return next(lever.cost_of(facts) for lever in LEVERS if lever.name == name)
 
 
 # ---- passes and offload ---------------------------------------------------------------------------------------------

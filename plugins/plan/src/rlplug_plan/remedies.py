@@ -103,13 +103,12 @@ def _strength(name: str, value: Any) -> float:
     return float(value if name in RISING else -value)
 
 
+def alternatives(remedies: Iterable[Remedy]) -> str:
+    """Return remedies of which a person chooses one, numbered, each with its costs."""
+    return "; ".join(f"({number}) {each.text}" for number, each in enumerate(remedies, 1))
+
+
 # ---- the search -------------------------------------------------------------------------------------------------
-
-
-def smallest_change(facts: MemoryInputs, may_try: bool = True) -> list[str]:
-    """Return what to set so that the plan fits, a key each: the smallest remedy; nothing where there is none."""
-    remedies = find_remedies(facts, may_try)
-    return [setting.text for setting in remedies[0].settings] if remedies else []
 
 
 def find_remedies(facts: MemoryInputs, may_try: bool = True) -> list[Remedy]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 from rlplug.config import RunConfig
 from rlplug.distributed.state_offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.errors import PluginError
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.memory_plan import GPU
 from rlplug.interfaces.optimization import Network, Optimization
+from rlplug.interfaces.plain_values import json_problem
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import FP8Weights
@@ -29,6 +31,7 @@ from rlplug.weight_sync.manifest import policy_weights
 from rlplug_plan.decisions import Decisions, decide
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Possible, Sizes
 from rlplug_plan.model_shape import ModelShape
+from rlplug_plan.own_engine import engine_side
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0
@@ -66,6 +69,7 @@ class PlannedRun:
             critic_state = optimizer_state_bytes(config.critic.make_optimizer)
             states["critic"] = ADAM_BYTES if critic_state is None else critic_state
         engine = self._engine_memory(gpu, shapes["policy"])
+        engine_gpus = config.engine.ranks_per_engine
         adapters = None
         if config.lora is not None:
             adapters = num_adapter_parameters(config.policy, config.lora)
@@ -78,7 +82,7 @@ class PlannedRun:
                 traits = traits_of(name, optimizations, config.model_trainer.plan_memory(ActivationTraits()))
                 own = adapters if name == "policy" else None
                 models[name] = ModelInputs(shape, traits, states[name], own, self.mesh.tensor)
-            return MemoryInputs(
+            facts = MemoryInputs(
                 gpu=gpu,
                 policy=models["policy"],
                 reference=models.get("reference"),
@@ -95,16 +99,41 @@ class PlannedRun:
                 and engine.can_sleep
                 and (config.engine.capabilities.sleep or not gpu.is_here),
                 bucket_bytes=config.weight_sync.bucket_mib << 20,
-                completions=self._completions * config.engine.ranks_per_engine,
+                completions=self._completions * engine_gpus,
+                group_size=batch.group_size,
+                size_options=self._size_options,
+                has_value_head=config.critic is not None and config.critic.share_trunk,
                 logprobs_every_step=not batch.is_on_policy or config.on_policy_pass is not None,
                 rewards_kept=sum(size for size, stays in of_rewards if stays),
                 rewards_brought=sum(size for size, stays in of_rewards if not stays),
                 assumes_state=state is None,
-                engine_gpus=config.engine.ranks_per_engine,
+                engine_gpus=engine_gpus,
                 possible=possible_changes(config, batch),
             )
+            return self._with_own_engine(facts) if engine is not None and engine.own_gpus else facts
 
         return inputs_with
+
+    def _with_own_engine(self, facts: MemoryInputs) -> MemoryInputs:
+        """Return the run without its engine, and that beside it, as the GPUs that the engine has see it."""
+        size = getattr(getattr(self.config.engine, "options", None), "tensor_parallel_size", 1)
+        side = engine_side(replace(facts, engine_gpus=size, completions=self.batch.num_completions))
+        return replace(facts, engine=None, engine_can_sleep=False, own_engine=side)
+
+    def _size_options(self, requests: int, prompt_tokens: int) -> Mapping[str, Any]:
+        """Return what the engine would change of its options.
+
+        Raises:
+            PluginError: It returned something else.
+        """
+        engine = self.config.engine
+        found: Any = engine.size_options(self.spec, requests, prompt_tokens)
+        problem = json_problem(dict(found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        if problem is not None:
+            raise PluginError(
+                f"{type(engine).__name__}.size_options returned {problem}: return options by name, as plain values."
+            )
+        return dict(found)
 
     def _shapes(self) -> dict[Network, ModelShape]:
         """Return the shapes of the run's models; a critic that shares the policy's trunk is next to nothing."""

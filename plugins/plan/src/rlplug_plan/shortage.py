@@ -11,7 +11,7 @@ from rlplug.interfaces.memory_plan import CUDA_BYTES
 from rlplug.types import GIB
 from rlplug_plan.inputs import MemoryInputs
 from rlplug_plan.plan import MemoryPlan
-from rlplug_plan.remedies import smallest_change
+from rlplug_plan.remedies import alternatives, find_remedies
 
 LARGE_SHARE: Final = 0.05
 """Share of the GPU from which on reserved but unallocated memory, or that of other processes, is named as a cause."""
@@ -143,8 +143,11 @@ def _changes(shortage: Shortage) -> Iterator[str]:
         yield "By the plan, what was measured fits: other processes or fragmentation take what is missing."
         return
     measured = f"with the plan of this phase times {shortage.factor:.2f}, as measured"
-    changes = smallest_change(facts, may_try=False)
-    if changes:
-        yield f"Smallest change that fits, {measured}: {'; and '.join(changes)}."
+    remedies = find_remedies(facts, may_try=False)
+    if len(remedies) == 1:
+        yield f"Smallest change that fits, {measured}: {'; and '.join(each.text for each in remedies[0].settings)}."
+    elif remedies:
+        choice = f"One of these does: {alternatives(remedies)}."
+        yield f"Nothing fits that trains the same on as many GPUs, {measured}. {choice}"
     else:
         yield f"No option makes it fit, {measured}: take a smaller model, shorter sequences, or larger GPUs."

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from rlplug.interfaces.memory_plan import RESERVE_SHARE, MemoryDecisions
 from rlplug.types import GIB
 from rlplug_plan.decisions import Decisions, shortfall
+from rlplug_plan.networks import network_notes
+from rlplug_plan.own_engine import own_engine_notes
 from rlplug_plan.plan import PHASES, Item, MemoryPlan
 from rlplug_plan.recommendations import recommendations
 
@@ -49,8 +51,11 @@ def memory_notes(decisions: Decisions) -> list[str]:
     notes = [decisions.why] if decisions.why else []
     if plan.facts.assumes_state:
         notes.append("optimizer state: assumed to be 8 bytes a parameter, the optimizer cannot step on a CPU")
-    if plan.facts.engine is None:
-        notes.append("the engine is not part of the plan: it has GPUs of its own, or does not say what it takes")
+    notes += network_notes(plan)
+    if plan.facts.own_engine is not None:
+        notes += own_engine_notes(plan.facts.own_engine)
+    elif plan.facts.engine is None:
+        notes.append("the engine is not part of the plan: it runs already, or does not say what it takes")
     return notes + [f"recommended: {each.text}" for each in recommendations(plan.facts)]
 
 
