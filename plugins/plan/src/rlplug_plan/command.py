@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,10 @@ from rlplug.cli.find_commands import uncollected_imports
 from rlplug.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlplug.cli.lightning_cli import RLCLI
     from rlplug.interfaces.memory_plan import GPU
+    from rlplug_plan.decisions import Decisions
+    from rlplug_plan.stand_ins import StandIn
 
 DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
 
@@ -26,7 +30,7 @@ GPU_GIB: Final = "how much memory each GPU has, in GiB, such as --gpu-gib 80"
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of what is not a key of the configuration."""
-    parser = CommandParser("plan", "[--gpu-gib GIB] [--network-gbit-s GBIT] [--write FILE] -c CONFIG ...", DESCRIPTION)
+    parser = CommandParser("plan", "[options] [--model-size SIZE | --model PATH] [-c CONFIG ...]", DESCRIPTION)
     add = parser.add_argument
     add("--gpu-gib", metavar="GIB", help="memory of each GPU; by default that of this machine's first")
     add(
@@ -35,6 +39,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="speed of each host's network, to estimate the seconds of a weight sync between hosts",
     )
     add("--write", metavar="FILE", help="write what is recommended as YAML, to lay over the run with a further -c")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--model-size",
+        metavar="SIZE",
+        help="plan before there is a model or data: the shape of a published dense model of about 7B, 0.6B, 500M ...",
+    )
+    model.add_argument("--model", metavar="PATH", help="the same, with the shape in a config.json, or in its folder")
+    add("--prompt-tokens", metavar="N", help="length of its prompts; 1024 by default")
     return parser
 
 
@@ -49,20 +61,39 @@ def plan_command(arguments: list[str]) -> int:
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
     gib = None if given.gpu_gib is None else _number("--gpu-gib", given.gpu_gib, GPU_GIB)
     target = None if given.write is None else Path(given.write)
+    has_stand_in = given.model_size is not None or given.model is not None
+    if given.prompt_tokens is not None and not has_stand_in:
+        raise ConfigError("--prompt-tokens is for a run without data: give --model-size or --model too.")
     with uncollected_imports():  # torch and Lightning take seconds
-        gpu = _gpu(gib)
+        from rlplug_plan.overlay import check_path
+        from rlplug_plan.stand_ins import PROMPT_TOKENS, make_stand_in
+
+        gpu, assumed = _gpu(gib, may_assume=has_stand_in)
+    if target is not None:
+        check_path(target)
+    if not has_stand_in:
+        return _plan(arguments, gpu, gbit_s, target, None)
+    tokens = int(_number("--prompt-tokens", given.prompt_tokens or str(PROMPT_TOKENS), "how many, such as 1024"))
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in = make_stand_in(Path(folder), given.model_size, given.model, tokens, arguments, assumed)
+        try:
+            return _plan(stand_in.arguments, gpu, gbit_s, target, stand_in)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{folder}/model", given.model or given.model_size)) from error
+
+
+def _plan(arguments: list[str], gpu: GPU, gbit_s: float | None, target: Path | None, stand_in: StandIn | None) -> int:
+    """Plan the run of ``rlplug fit``'s arguments and say it; return the exit status."""
+    with uncollected_imports():
         from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
         from rlplug.distributed.strategy import RLFSDP2Strategy
         from rlplug.observability.terminal import say
         from rlplug.recording.run_output import print_batch_plan, print_memory_plan
         from rlplug.setup.planning import plan_run
         from rlplug.weight_sync.manifest import policy_weights
-        from rlplug_plan.overlay import check_path, write_overlay
         from rlplug_plan.run_inputs import PlannedRun
         from rlplug_plan.sync_time import SyncTime
 
-    if target is not None:
-        check_path(target)
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
@@ -87,13 +118,27 @@ def plan_command(arguments: list[str]) -> int:
     if gbit_s is not None:
         num_shards = max(1, options.num_nodes // plan.mesh.replicate)
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
+    for note in stand_in.notes if stand_in is not None else ():
+        say(note)
     if memory.shortfall is not None:
         say(str(memory.shortfall))
     if target is not None:
         run = PlannedRun(config, module.inputs.spec, plan.batch, strategy, plan.mesh, plan.longest)
-        keys = write_overlay(target, run.decide(gpu), cli.config["fit"].as_dict())
-        say(f"wrote {target}: {', '.join(keys)}")
+        say(f"wrote {target}: {', '.join(_write(target, run.decide(gpu), cli, stand_in))}")
     return 0 if memory.shortfall is None else 1
+
+
+def _write(target: Path, decisions: Decisions, cli: RLCLI, stand_in: StandIn | None) -> list[str]:
+    """Write what is recommended over the run, or the whole run where it has stand-ins; return the keys that changed."""
+    import yaml
+
+    from rlplug_plan.overlay import write_overlay, write_run
+
+    configured = cli.config["fit"]
+    if stand_in is None:
+        return write_overlay(target, decisions, configured.as_dict())
+    text = cli._parser("fit").dump(configured, skip_default=True, skip_validation=True)
+    return write_run(target, decisions, yaml.safe_load(text), stand_in)
 
 
 def num_devices(devices: Any) -> int:
@@ -106,16 +151,19 @@ def num_devices(devices: Any) -> int:
     return len([part for part in text.split(",") if part]) if "," in text or isinstance(devices, list) else int(text)
 
 
-def _gpu(gib: float | None) -> GPU:
+def _gpu(gib: float | None, may_assume: bool) -> tuple[GPU, str]:
+    """Return the GPU to plan for, and what was assumed of it, which is empty where it is known."""
     import torch
 
     from rlplug.interfaces.memory_plan import GPU, total_and_free
     from rlplug.types import GIB
+    from rlplug_plan.stand_ins import GPU_GIB as ASSUMED_GIB
 
-    if gib is not None:
-        return GPU(int(gib * GIB), int(gib * GIB), is_here=False)
-    if torch.cuda.is_available():
-        return GPU(*total_and_free(torch.device("cuda", 0)))
+    if gib is None and torch.cuda.is_available():
+        return GPU(*total_and_free(torch.device("cuda", 0))), ""
+    size = ASSUMED_GIB if gib is None and may_assume else gib
+    if size is not None:
+        return GPU(int(size * GIB), int(size * GIB), is_here=False), f"--gpu-gib {size:g}" * (gib is None)
     raise ConfigError(f"there is no GPU here: say {GPU_GIB}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from rlplug_plan.levers import GPUS, OPTIMIZATIONS, STRATEGY, TRAINING
 from rlplug_plan.recommendations import recommendations
 from rlplug_plan.remedies import ON_SHORTFALL, Setting, find_remedies
 from rlplug_plan.resize import ENGINE_OPTIONS
+from rlplug_plan.stand_ins import YOUR_PROMPTS, YOUR_REWARD, StandIn, at
 
 HEADER: Final = "# Written by rlplug plan: lay it over the configuration that was planned, with a further -c.\n"
 CLASSES: Final = (ENGINE_OPTIONS, STRATEGY)
@@ -45,17 +47,54 @@ def write_overlay(path: Path, decisions: Decisions, configured: Mapping[str, Any
     Raises:
         ConfigError: It does not fit, and what would make it fit is not the plan's to choose, or the file is there.
     """
+    keys = overlay_keys(decisions, configured)
+    check_path(path)
+    path.write_text(HEADER + yaml.safe_dump(_nested(keys), sort_keys=False))
+    return _settings(keys)
+
+
+def write_run(path: Path, decisions: Decisions, run: Mapping[str, Any], stand_in: StandIn) -> list[str]:
+    """Write a whole run: one that was planned without a model or data, with the same as :func:`write_overlay`.
+
+    Args:
+        path: A file that does not exist.
+        decisions: What was planned.
+        run: Its configuration, without defaults.
+        stand_in: What it was planned with, in whose place the file names what is the user's.
+
+    Raises:
+        ConfigError: As of :func:`write_overlay`.
+    """
+    keys = overlay_keys(decisions, run)
+    yours = {
+        "model.policy.path": stand_in.policy,
+        "data.train": {"class_path": "FileSource", "init_args": {"path": YOUR_PROMPTS}},
+    }
+    if stand_in.has_no_reward:
+        yours["model.rewards"] = [{"class_path": "FunctionReward", "init_args": {"function": YOUR_REWARD}}]
+    content = copy.deepcopy(dict(run))
+    for key, value in {**yours, **keys}.items():
+        _set(content, key, value)
+    check_path(path)
+    path.write_text(stand_in.header(path) + yaml.safe_dump(content, sort_keys=False))
+    return _settings(keys)
+
+
+def overlay_keys(decisions: Decisions, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the run's values, by key, with the classes that options need beside them."""
     values = overlay_values(decisions)
     keys: dict[str, Any] = {key: value for key, value in values.items() if key != OPTIMIZATIONS}
     if OPTIMIZATIONS in values:
-        keys[OPTIMIZATIONS] = with_optimizations(_at(configured, OPTIMIZATIONS) or [], values[OPTIMIZATIONS])
+        keys[OPTIMIZATIONS] = with_optimizations(at(configured, OPTIMIZATIONS) or [], values[OPTIMIZATIONS])
     for options in CLASSES:
-        if any(key.startswith(options) for key in keys):
-            name = options.removesuffix("init_args") + "class_path"
-            keys[name] = _at(configured, name)
-    check_path(path)
-    path.write_text(HEADER + yaml.safe_dump(_nested(keys), sort_keys=False))
-    return list(values)
+        name = options.removesuffix("init_args") + "class_path"
+        if any(key.startswith(options) for key in keys) and (class_path := at(configured, name)) is not None:
+            keys[name] = class_path
+    return keys
+
+
+def _settings(keys: Iterable[str]) -> list[str]:
+    return [key for key in keys if not key.endswith(".class_path") or key == "model.optimizer.class_path"]
 
 
 def overlay_values(decisions: Decisions) -> dict[str, Any]:
@@ -105,19 +144,15 @@ def with_optimizations(configured: list[Any], added: Iterable[Setting]) -> list[
     return entries
 
 
-def _at(configured: Mapping[str, Any], key: str) -> Any:
-    found: Any = configured
-    for part in key.split("."):
-        found = None if found is None else found.get(part)
-    return found
-
-
 def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key in sorted(keys, key=lambda key: (key.count("class_path") == 0, key)):
-        *folders, last = key.split(".")
-        inside = nested
-        for folder in folders:
-            inside = inside.setdefault(folder, {})
-        inside[last] = keys[key]
-    return nested
+        _set(content, key, keys[key])
+    return content
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    *folders, last = key.split(".")
+    for folder in folders:
+        content = content.setdefault(folder, {})
+    content[last] = value
