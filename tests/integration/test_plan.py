@@ -15,6 +15,8 @@ WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a mach
 PLAN = ["plan", *SMALL[1:]]
 VLLM = [*PLAN, "--config", "configs/rollout/vllm.yaml", "--model.policy.dtype", "bfloat16"]
 SMALL_GPU = [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"]
+SHORT = ["--prompt-tokens", "16", "--max_new_tokens", "8", "--gpu-gib", "24"]
+REWARD = ["--reward", "examples.quickstart.reward.digits_in_place"]
 FP8 = ["--config", "configs/weight_sync/fp8_block.yaml"]
 
 
@@ -30,6 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: Path) -> Runs:
+    written_run = written.with_name("run.yaml")
     arguments = {
         "fits": [*PLAN, "--gpu-gib", "80"],
         "vllm": [*VLLM, "--gpu-gib", "80"],
@@ -49,10 +52,22 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: P
         "no size": PLAN,
         "no number": [*PLAN, "--gpu-gib", "much"],
         "help": ["plan", "--help"],
+        "size": ["plan", "--model-size", "1.7B", "--gpu-gib", "80", "--write", str(written.with_name("size.yaml"))],
+        "shape": ["plan", "--model", "tests/model/config.json", *SHORT, *REWARD, "--write", str(written_run)],
+        "written run": [
+            "plan",
+            "--config",
+            str(written_run),
+            *SHORT[-2:],
+            "--train",
+            "examples/quickstart/train.jsonl",
+        ],
+        "two shapes": ["plan", "--model", "tests/model", "--model-size", "7B"],
+        "no shape": ["plan", "--model", "tests/nowhere"],
         "no planner": ["--block", "plan", *PLAN, "--gpu-gib", "80"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
     }
-    after = {"laid over": "write", "twice": "write"}
+    after = {"laid over": "write", "twice": "write", "written run": "shape"}
     jobs = {
         name: Job([*words, "--run.dir", str(runs_dir / "runs")], after=after.get(name))
         for name, words in arguments.items()
@@ -114,6 +129,28 @@ def test_a_file_is_not_overwritten(results: Runs) -> None:
     assert "is not overwritten" in results["twice"].message
 
 
+def test_a_size_is_planned_without_a_model_or_data(results: Runs, written: Path) -> None:
+    """Catches a plan that reads weights, a tokenizer or prompts, and an assumed number that is not said."""
+    assert results["size"].exit_code in (0, 1), results["size"].output
+    message = results["size"].message
+    assert "model: 1.7B: the shape of Qwen/Qwen3-1.7B, 1.72B parameters" in message
+    assert "assumed: prompts of 1,024 tokens (--prompt-tokens); trainer.devices 8; model.rollout VLLMRollout" in message
+    assert "memory plan" in message
+    assert "recommended: model.rollout.init_args.max_num_seqs: 128" in message
+    assert "path: Qwen/Qwen3-1.7B" in written.with_name("size.yaml").read_text()
+
+
+def test_the_run_that_a_shape_gives_can_be_planned_with_its_data(results: Runs, written: Path) -> None:
+    """Catches a file that the parser refuses, and stand-ins or a folder that is gone in it."""
+    assert results["shape"].exit_code == 0, results["shape"].output
+    assert "model.rewards" not in results["shape"].message
+    text = written.with_name("run.yaml").read_text()
+    assert "# Yours to give: train.jsonl, a prompt (and an answer) a line.\n" in text
+    assert "path: tests/model\n" in text
+    assert results["written run"].exit_code == 0, results["written run"].output
+    assert "recommended: model.rollout.init_args.max_num_seqs" not in results["written run"].message
+
+
 def test_a_run_that_nothing_makes_fit_says_so(results: Runs) -> None:
     assert results["tiny"].exit_code == 1
     assert "No option makes it fit" in results["tiny"].message
@@ -128,6 +165,8 @@ def test_what_is_not_needed_is_left_out(results: Runs) -> None:
     [
         pytest.param("no size", "there is no GPU here: say how much memory each GPU has", marks=WITHOUT_GPU),
         ("no number", "--gpu-gib is 'much'"),
+        ("two shapes", "not allowed with argument"),
+        ("no shape", "--model tests/nowhere: tests/nowhere cannot be read"),
         ("key", "Did you mean 'model.num_steps'?"),
         ("fp8 of two", "VLLMRollout cannot take model.layers.0.self_attn.q_proj.weight [128, 128] in FP8"),
     ],

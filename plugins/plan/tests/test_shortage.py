@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from memory_cases import make_engine, make_facts
+from memory_cases import QWEN, make_engine, make_facts
 from rlplug_plan.decisions import decide
+from rlplug_plan.inputs import Possible
 from rlplug_plan.measurements import numbers_of, resident_items, shortage_of
 from rlplug_plan.plan import STATE, WEIGHTS, MemoryPlan
 from rlplug_plan.resize import with_budget
@@ -104,6 +105,18 @@ def test_the_change_fits_what_was_measured() -> None:
     assert [MemoryPlan(with_budget(facts, tokens)).need("update") <= capacity for tokens in (budget, 2 * budget)] == [
         *(True, False),
     ]
+
+
+def test_other_training_and_more_gpus_are_alternatives_with_their_costs() -> None:
+    """Catches the first alternative printed as if nothing else fitted: a person may rather take GPUs than LoRA."""
+    possible = Possible(heads=32, kv_heads=8, lora=True, adamw_8bit=True, optimizations=frozenset())
+    facts = make_facts(QWEN, num_gpus=2, possible=possible)
+    plan = MemoryPlan(replace(facts, gpu=GPU(80 * GIB, 80 * GIB - CUDA_BYTES)))
+    text = message(make_shortage(plan=plan))
+    assert "Nothing fits that trains the same on as many GPUs, with the plan of this phase times" in text
+    assert "(1) model.lora.rank: 16 (other training: adapters learn" in text
+    assert re.search(r"\(2\) \d+ GPUs .*more hardware", text)
+    assert "Smallest change" not in text
 
 
 def test_a_run_that_was_tried_is_not_to_be_tried_as_it_is() -> None:

@@ -138,7 +138,7 @@ def _write(target: Path, decisions: Decisions, cli: RLCLI, stand_in: StandIn | N
     if stand_in is None:
         return write_overlay(target, decisions, configured.as_dict())
     text = cli._parser("fit").dump(configured, skip_default=True, skip_validation=True)
-    return write_run(target, decisions, yaml.safe_load(text), stand_in)
+    return write_run(target, decisions, configured.as_dict(), yaml.safe_load(text), stand_in)
 
 
 def num_devices(devices: Any) -> int:

@@ -53,19 +53,22 @@ def write_overlay(path: Path, decisions: Decisions, configured: Mapping[str, Any
     return _settings(keys)
 
 
-def write_run(path: Path, decisions: Decisions, run: Mapping[str, Any], stand_in: StandIn) -> list[str]:
+def write_run(
+    path: Path, decisions: Decisions, configured: Mapping[str, Any], run: Mapping[str, Any], stand_in: StandIn
+) -> list[str]:
     """Write a whole run: one that was planned without a model or data, with the same as :func:`write_overlay`.
 
     Args:
         path: A file that does not exist.
         decisions: What was planned.
-        run: Its configuration, without defaults.
+        configured: The run's resolved configuration.
+        run: The same without defaults.
         stand_in: What it was planned with, in whose place the file names what is the user's.
 
     Raises:
         ConfigError: As of :func:`write_overlay`.
     """
-    keys = overlay_keys(decisions, run)
+    keys = overlay_keys(decisions, configured)
     yours = {
         "model.policy.path": stand_in.policy,
         "data.train": {"class_path": "FileSource", "init_args": {"path": YOUR_PROMPTS}},
@@ -88,8 +91,8 @@ def overlay_keys(decisions: Decisions, configured: Mapping[str, Any]) -> dict[st
         keys[OPTIMIZATIONS] = with_optimizations(at(configured, OPTIMIZATIONS) or [], values[OPTIMIZATIONS])
     for options in CLASSES:
         name = options.removesuffix("init_args") + "class_path"
-        if any(key.startswith(options) for key in keys) and (class_path := at(configured, name)) is not None:
-            keys[name] = class_path
+        if any(key.startswith(options) for key in keys):
+            keys[name] = at(configured, name)
     return keys
 
 
