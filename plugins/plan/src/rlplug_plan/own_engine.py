@@ -22,28 +22,29 @@ SIZE_KEY: Final = f"{ENGINE_OPTIONS}.tensor_parallel_size"
 
 
 def fits(side: MemoryInputs) -> bool:
-    """Return whether weights, cache and passes of an engine fit on each of its GPUs.
+    """Return whether weights, passes, and a cache of one sequence at least fit on each of an engine's GPUs.
 
     Args:
         side: The run as seen from the engine's GPUs: ``gpu``, ``engine``, ``engine_gpus``, ``completions`` of one copy.
     """
-    assert side.engine is not None
+    engine = side.engine
+    assert engine is not None
     beside = CUDA_BYTES + (NCCL_BYTES if side.engine_gpus > 1 else 0)
-    return side.engine.awake + beside <= side.gpu.total
+    return engine.awake + beside <= side.gpu.total and engine.kv_cache >= (engine.least_kv_cache or 0)
 
 
 def best_side(side: MemoryInputs) -> MemoryInputs | None:
-    """Return it with the fewest GPUs a copy that hold all completions, or with a share as large as can be.
+    """Return it with the fewest GPUs a copy that hold all completions, if not more than it has; else as it is.
 
-    As it is, where it holds them or nothing does better; ``None`` where no copy fits on all of its GPUs.
+    Its share is as large as it must be, or can be. Where it does not fit, it has the fewest GPUs with which it does;
+    ``None`` where there are none.
     """
-    assert side.engine is not None
     sizes = [size for size in range(1, side.num_gpus + 1) if _can_share(side, size)]
     found = [each for size in sizes if (each := _filled(side, size)) is not None]
-    for each in found:
-        if requests_at_once(each) == each.completions:
-            return each
-    return next((each for each in found if each.engine_gpus >= side.engine_gpus), found[-1] if found else None)
+    holding = [each for each in found if requests_at_once(each) == each.completions]
+    if holding and holding[0].engine_gpus <= side.engine_gpus:
+        return holding[0]
+    return next((each for each in found if each.engine_gpus >= side.engine_gpus), None)
 
 
 def _can_share(side: MemoryInputs, size: int) -> bool:
@@ -55,20 +56,31 @@ def _can_share(side: MemoryInputs, size: int) -> bool:
     return divides and is_option and (size % side.engine_gpus == 0 or side.engine_gpus % size == 0)
 
 
+def _with_size(side: MemoryInputs, size: int) -> MemoryInputs:
+    """Return it with ``size`` GPUs a copy and the same share, which may be too small for a sequence."""
+    if size == side.engine_gpus:
+        return side
+    changed = with_engine_gpus(side, size)
+    assert side.engine is not None
+    assert changed.engine is not None
+    kv_cache = side.engine.share_base + side.engine.kv_cache - changed.engine.share_base
+    completions = -(-side.completions * size // side.engine_gpus)
+    return replace(changed, engine=replace(changed.engine, kv_cache=kv_cache), completions=completions)
+
+
 def _filled(side: MemoryInputs, size: int) -> MemoryInputs | None:
-    """Return it with ``size`` GPUs a copy, and the share as it is where that holds all, else as large as can be."""
-    changed = side if size == side.engine_gpus else with_engine_gpus(side, size)
-    changed = replace(changed, completions=-(-side.completions * size // side.engine_gpus))
+    """Return it with ``size`` GPUs a copy, and a share that holds all, or the most that is recommended."""
+    changed = _with_size(side, size)
     engine = changed.engine
     assert engine is not None
-    if fits(changed) and (engine.least_kv_cache is None or requests_at_once(changed) == changed.completions):
-        return changed
-    if engine.least_kv_cache is None:
-        return None
+    if engine.least_kv_cache is None or (fits(changed) and requests_at_once(changed) == changed.completions):
+        return changed if fits(changed) else None
     beside = 0 if engine.share_has_passes else engine.other
     most = int(100 * (MOST_SHARE - beside / changed.gpu.total)) / 100
-    enough = min(most, share_of(changed, changed.wanted_kv_cache))
-    shared = with_share(changed, max(enough, share_of(changed, engine.least_kv_cache)))
+    enough = max(min(most, share_of(changed, changed.wanted_kv_cache)), share_of(changed, engine.least_kv_cache))
+    if fits(changed) and enough <= share_of(changed, engine.kv_cache):
+        return changed
+    shared = with_share(changed, enough)
     return shared if fits(shared) else None
 
 
@@ -77,7 +89,8 @@ def own_engine_notes(side: MemoryInputs) -> list[str]:
     engine = side.engine
     assert engine is not None
     copies, held = side.num_gpus // side.engine_gpus, requests_at_once(side)
-    sizes = (engine.weights, engine.kv_cache, engine.other, engine.awake)
+    cached = max(0, engine.kv_cache)
+    sizes = (engine.weights, cached, engine.other, engine.awake - engine.kv_cache + cached)
     weights, cache, other, all_of_it = (f"{size / GIB:.1f}" for size in sizes)
     return [
         f"engine on GPUs of its own, {side.num_gpus} for {copies} of {side.engine_gpus}, each taken to have the "
@@ -98,17 +111,13 @@ def own_engine_recommendations(side: MemoryInputs) -> list[Recommendation]:
         cost = f"{side.engine_gpus} took {cost_of('engine GPUs', best)}"
         found.append(Recommendation(SIZE_KEY, size, f"{size} fits, with {best.num_gpus // size} engines; {cost}"))
     elif size > side.engine_gpus:
-        found.append(Recommendation(SIZE_KEY, size, f"{size}, the least that {_purpose(side)}"))
+        found.append(Recommendation(SIZE_KEY, size, f"{size}, the least that fits"))
     share, now = share_of(best, best.engine.kv_cache), share_of(side, side.engine.kv_cache)
     if best.engine.least_kv_cache is not None and share != now:
         key = f"{ENGINE_OPTIONS}.{best.engine.share_key}"
         held = f"its KV cache of {best.engine.kv_cache / GIB:.1f} GiB holds {requests_at_once(best)}"
         found.append(Recommendation(key, share, f"{share:.2f}; {held} of {best.completions} completions at once"))
     return [*found, *engine_sizes(best)]
-
-
-def _purpose(side: MemoryInputs) -> str:
-    return "holds all completions at once" if fits(side) else "fits"
 
 
 def own_engine_shortfall(side: MemoryInputs) -> str | None:
@@ -121,47 +130,55 @@ def own_engine_shortfall(side: MemoryInputs) -> str | None:
     remedy = "No number of its GPUs makes it fit: give it more or larger ones, or a shorter context."
     if changes:
         remedy = f"Smallest change that makes it fit: {' and '.join(changes)}."
+    least = engine.kv_cache if engine.least_kv_cache is None else max(engine.kv_cache, engine.least_kv_cache)
     return (
-        f"the engine does not fit on GPUs of its own: weights {engine.weights / GIB:.1f}, KV cache "
-        f"{engine.kv_cache / GIB:.1f} and other {engine.other / GIB:.1f} of {side.gpu.total / GIB:.1f} GiB. {remedy}"
+        f"the engine does not fit on GPUs of its own: weights {engine.weights / GIB:.1f}, KV cache {least / GIB:.1f}, "
+        f"other {engine.other / GIB:.1f} of {side.gpu.total / GIB:.1f} GiB, within {engine.share_key}. {remedy}"
     )
 
 
 def _smallest_change(side: MemoryInputs) -> list[str]:
-    """Return the largest share that fits, else the fewest GPUs a copy, else both; nothing where nothing does."""
-    if share := _largest_share(side):
+    """Return the nearest share that fits, else the fewest GPUs a copy, else both; nothing where nothing does."""
+    assert side.engine is not None
+    now = share_of(side, side.engine.kv_cache)
+    if share := _nearest_share(side, now):
         return [share]
     larger = [size for size in range(side.engine_gpus + 1, side.num_gpus + 1) if _can_share(side, size)]
-    sides = [with_engine_gpus(side, size) for size in larger]
+    sides = [_with_size(side, size) for size in larger]
     for each in sides:
         if fits(each):
             return [f"{SIZE_KEY}: {each.engine_gpus}"]
-    return next(([f"{SIZE_KEY}: {each.engine_gpus}", share] for each in sides if (share := _largest_share(each))), [])
+    both = ([f"{SIZE_KEY}: {each.engine_gpus}", share] for each in sides if (share := _nearest_share(each, now)))
+    return next(both, [])
 
 
-def _largest_share(side: MemoryInputs) -> str | None:
+def _nearest_share(side: MemoryInputs, now: float) -> str | None:
+    """Return the key and the share nearest to ``now`` with which it fits, the larger of two; ``None`` without one."""
     engine = side.engine
     assert engine is not None
     if engine.least_kv_cache is None:
         return None
-    now, least = (round(100 * share_of(side, size)) for size in (engine.kv_cache, engine.least_kv_cache))
-    shares = (hundredths / 100 for hundredths in range(now - 1, least - 1, -1))
-    found = next((share for share in shares if fits(with_share(side, share))), None)
+    shares = sorted(range(99, 0, -1), key=lambda hundredths: abs(hundredths - round(100 * now)))
+    found = next((each / 100 for each in shares if fits(with_share(side, each / 100))), None)
     return None if found is None else f"{ENGINE_OPTIONS}.{engine.share_key}: {found}"
 
 
-def engine_side(facts: MemoryInputs) -> MemoryInputs:
+def engine_side(facts: MemoryInputs, share: float | None = None) -> MemoryInputs:
     """Return the run as its engine's own GPUs see it, from one whose ``engine`` has them.
 
     Args:
         facts: The run, with the completions of a step over all ranks as ``completions``.
+        share: The engine's share as it is set, where that may be too small for what ``engine`` has at least.
     """
     engine = facts.engine
     assert engine is not None
+    if share is not None and engine.kv_cache == engine.least_kv_cache:
+        engine = replace(engine, kv_cache=int(share * facts.gpu.total) - engine.share_base)
     own, gpu = engine.own_gpus, facts.gpu
     copies = max(1, own // facts.engine_gpus)
     return replace(
         facts,
+        engine=engine,
         gpu=replace(gpu, free=gpu.total, is_here=False),
         mesh=replace(facts.mesh, replicate=1, shard=own, sequence=1, tensor=1),
         completions=-(-facts.completions // copies),

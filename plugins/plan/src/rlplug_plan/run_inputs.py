@@ -116,8 +116,10 @@ class PlannedRun:
 
     def _with_own_engine(self, facts: MemoryInputs) -> MemoryInputs:
         """Return the run without its engine, and that beside it, as the GPUs that the engine has see it."""
-        size = getattr(getattr(self.config.engine, "options", None), "tensor_parallel_size", 1)
-        side = engine_side(replace(facts, engine_gpus=size, completions=self.batch.num_completions))
+        assert facts.engine is not None
+        options = getattr(self.config.engine, "options", None)
+        size, share = getattr(options, "tensor_parallel_size", 1), getattr(options, facts.engine.share_key, None)
+        side = engine_side(replace(facts, engine_gpus=size, completions=self.batch.num_completions), share)
         return replace(facts, engine=None, engine_can_sleep=False, own_engine=side)
 
     def _size_options(self, requests: int, prompt_tokens: int) -> Mapping[str, Any]:
