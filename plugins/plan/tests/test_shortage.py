@@ -110,7 +110,7 @@ def test_the_change_fits_what_was_measured() -> None:
 def test_other_training_and_more_gpus_are_alternatives_with_their_costs() -> None:
     """Catches the first alternative printed as if nothing else fitted: a person may rather take GPUs than LoRA."""
     possible = Possible(heads=32, kv_heads=8, lora=True, adamw_8bit=True, optimizations=frozenset())
-    facts = make_facts(QWEN, num_gpus=2, possible=possible)
+    facts = make_facts(QWEN, possible=possible)
     plan = MemoryPlan(replace(facts, gpu=GPU(80 * GIB, 80 * GIB - CUDA_BYTES)))
     text = message(make_shortage(plan=plan))
     assert "Nothing fits that trains the same on as many GPUs, with the plan of this phase times" in text
