@@ -39,7 +39,7 @@ def engine_sizes(facts: MemoryInputs) -> list[Recommendation]:
         f"all {completions} completions" if requests == completions else f"{requests} of the {completions} completions"
     )
     why = (
-        f"{held} that an engine gets in a step run at once{', as its cache holds them' * (requests < completions)}; a "
+        f"{held} that an engine gets in a step run at once{', as many as its cache holds at full length' * (requests < completions)}; a "
         f"pass takes {tokens:,} tokens of prompts, by a rule ({LEAST_PROMPT_TOKENS:,} to {MOST_PROMPT_TOKENS:,})"
     )
     return [
