@@ -35,12 +35,12 @@ def engine_sizes(facts: MemoryInputs) -> list[Recommendation]:
         return []
     requests, tokens, completions = requests_at_once(facts), prompt_tokens(facts), facts.completions
     found = facts.size_options(requests, tokens)
-    held = (
-        f"all {completions} completions" if requests == completions else f"{requests} of the {completions} completions"
-    )
+    held, bound = f"all {completions} completions", ""
+    if requests < completions:
+        held, bound = f"{requests} of the {completions} completions", ", as many as its cache holds at full length"
     why = (
-        f"{held} that an engine gets in a step run at once{', as many as its cache holds at full length' * (requests < completions)}; a "
-        f"pass takes {tokens:,} tokens of prompts, by a rule ({LEAST_PROMPT_TOKENS:,} to {MOST_PROMPT_TOKENS:,})"
+        f"{held} that an engine gets in a step run at once{bound}; a pass takes {tokens:,} tokens of prompts, by a "
+        f"rule ({LEAST_PROMPT_TOKENS:,} to {MOST_PROMPT_TOKENS:,})"
     )
     return [
         Recommendation(f"{ENGINE_OPTIONS}.{name}", value, "; ".join([_short(value), *([why] if index == 0 else [])]))

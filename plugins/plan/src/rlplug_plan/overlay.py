@@ -69,7 +69,7 @@ def write_run(
         ConfigError: As of :func:`write_overlay`.
     """
     keys = overlay_keys(decisions, configured)
-    yours = {
+    yours: dict[str, Any] = {
         "model.policy.path": stand_in.policy,
         "data.train": {"class_path": "FileSource", "init_args": {"path": YOUR_PROMPTS}},
     }
