@@ -5,6 +5,7 @@ Such GPUs hold nothing else, so an engine may have most of each. They are taken 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +19,8 @@ from rlplug_plan.resize import ENGINE_OPTIONS, share_of, with_engine_gpus, with_
 
 MOST_SHARE: Final = 0.9
 """Share of a GPU of its own that is recommended at most, as vLLM takes by default: CUDA and libraries take some too."""
+FEWER: Final = 1.1
+"""How many times the completions a copy on more GPUs must hold for these not to be needless."""
 SIZE_KEY: Final = f"{ENGINE_OPTIONS}.tensor_parallel_size"
 
 
@@ -34,17 +37,17 @@ def fits(side: MemoryInputs) -> bool:
 
 
 def best_side(side: MemoryInputs) -> MemoryInputs | None:
-    """Return it with the fewest GPUs a copy that hold all completions, if not more than it has; else as it is.
+    """Return it with the fewest GPUs a copy whose caches hold about as many completions as with those that it has.
 
     Its share is as large as it must be, or can be. Where it does not fit, it has the fewest GPUs with which it does;
     ``None`` where there are none.
     """
     sizes = [size for size in range(1, side.num_gpus + 1) if _can_share(side, size)]
     found = [each for size in sizes if (each := _filled(side, size)) is not None]
-    holding = [each for each in found if requests_at_once(each) == each.completions]
-    if holding and holding[0].engine_gpus <= side.engine_gpus:
-        return holding[0]
-    return next((each for each in found if each.engine_gpus >= side.engine_gpus), None)
+    held = {each.engine_gpus: requests_at_once(each) / max(1, each.completions) for each in found}
+    enough = held.get(side.engine_gpus, math.inf) / FEWER
+    fewer = [each for each in found if each.engine_gpus <= side.engine_gpus and held[each.engine_gpus] >= enough]
+    return next(iter([*fewer, *(each for each in found if each.engine_gpus > side.engine_gpus)]), None)
 
 
 def _can_share(side: MemoryInputs, size: int) -> bool:
