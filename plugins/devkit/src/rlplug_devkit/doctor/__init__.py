@@ -17,7 +17,9 @@ from rlplug_devkit.doctor.findings import Finding, Probe, checked, lines_of
 DESCRIPTION = """what this machine has for a run, what is wrong with it, and what to do
 
 It looks at Python and packages, plugins and engines, GPUs, memory, disks, limits, ports, and pairs of these that are
-known not to go together. Paste its output into an issue: it has no values of secrets.
+known not to go together. Paste its output into an issue: it has no values of secrets. With --model, it loads that
+model as a run would, and tries whether packed rows stay apart, passes repeat, weights have the names that engines load,
+an export opens again, and the chat template stops.
 
 Exit status 1: something will not work.
 """
@@ -32,12 +34,40 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, for machines")
     parser.add_argument("--quick", action="store_true", help="import neither torch nor plugins: done in half a second")
+    model = parser.add_argument_group("a model")
+    model.add_argument(
+        "--model", metavar="PATH", help="folder or Hugging Face Hub name of the model to look at instead"
+    )
+    model.add_argument("--device", help="where to run it: cpu, cuda or cuda:1 (default: the first GPU, or the CPU)")
+    model.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of passes; bfloat16 takes half the memory, and its round-off hides small errors (default: float32)",
+    )
+    model.add_argument(
+        "--layers", type=_at_least_one, metavar="N", help="try the first N layers alone, of a deep model"
+    )
+    model.add_argument("--attn-implementation", default="packed", metavar="NAME", help="as in a run (default: packed)")
     return parser
 
 
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give at least 1")
+    return number
+
+
 def doctor_command(arguments: list[str]) -> int:
-    """Look at this machine, packages and plugins: what is wrong, and what to do."""
-    options = make_parser().parse_args(arguments)
+    """Look at this machine, packages and plugins, or at a model: what is wrong, and what to do."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.model is not None:
+        from rlplug_devkit.doctor.model.command import model_command
+
+        return model_command(options)
+    if given := [name for name in ("device", "layers") if getattr(options, name) is not None]:
+        parser.error(f"--{given[0]} is of --model PATH")
     findings = diagnose(blocked_names(), is_quick=options.quick)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))

@@ -31,10 +31,7 @@ SECRET: Final = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
 
 def memory() -> Iterator[Finding]:
     """Look at the host's memory and cores, and at shared memory."""
-    sizes = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        sizes[name] = int(value.split()[0]) * 1024
+    sizes = _meminfo()
     found = f"{gib(sizes['MemAvailable'])} of {gib(sizes['MemTotal'])} available, {os.cpu_count()} cores"
     yield Finding("host", "memory", found)
     if (limit := _cgroup_limit()) is not None and limit < sizes["MemTotal"]:
@@ -45,6 +42,18 @@ def memory() -> Iterator[Finding]:
         yield Finding("host", "shared memory", gib(size), "warns", advice)
     else:
         yield Finding("host", "shared memory", gib(size))
+
+
+def available_memory() -> int:
+    """Return the bytes that a process can still take before the host or its container ends it."""
+    available, limit = _meminfo()["MemAvailable"], _cgroup_limit()
+    return available if limit is None else min(available, limit)
+
+
+def _meminfo() -> dict[str, int]:
+    """Return the sizes of ``/proc/meminfo``, in bytes."""
+    lines = (line.partition(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, _, value in lines}
 
 
 def _cgroup_limit() -> int | None:
