@@ -98,7 +98,7 @@ def sample_record(
     ``advantage`` that of the whole completion, ``None`` where there is none, or tokens have their own.
     """
     rewards = {
-        name: {"error": value.message} if isinstance(value, RewardError) else value
+        name: {"error": value.message, "kind": value.kind} if isinstance(value, RewardError) else value
         for name, value in sample.rewards.items()
     }
     return {

@@ -74,7 +74,7 @@ class RewardRunner:
             )
         values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
         for (reward, part), call in zip(tasks, calls, strict=True):
-            scores = [RewardError(call.error)] * len(part) if call.error else call.value
+            scores = [RewardError(call.error, call.kind)] * len(part) if call.error else call.value
             for index, value in zip(part, scores, strict=True):
                 values[index][reward.name] = value
         for reward in self.rewards:
@@ -120,8 +120,7 @@ class RewardRunner:
             RunError: The share of samples with an error is above ``max_error_share``.
         """
         failed = [sample for sample in samples if sample.errors]
-        counts = ranks.gather_arrays(np.array([[len(failed), len(samples)]]))
-        num_failed, num_samples = counts.sum(axis=0).tolist()
+        num_failed, num_samples = ranks.gather_arrays(np.array([[len(failed), len(samples)]])).sum(axis=0).tolist()
         if not num_failed or num_failed / num_samples <= self.max_error_share:
             return
         firsts = [
@@ -208,8 +207,7 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
     name, count = Counter(reward.name for reward in rewards).most_common(1)[0]
     if count > 1:
         raise ConfigError(
-            f"model.rewards has {count} rewards named {name!r}: give each its own init_args.name, "
-            "since it is their key in the metrics."
+            f"model.rewards has {count} rewards named {name!r}: give each its own init_args.name, its key in metrics."
         )
     for reward in rewards:
         if reward.name in (*SUMMARY_NAMES, ENVIRONMENT, TRAJECTORY):
@@ -222,6 +220,4 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
                 f"model.rewards: the weight of reward {reward.name!r} is {reward.weight!r}: give a finite number."
             )
         if reward.batch_size < 1:
-            raise ConfigError(
-                f"model.rewards: reward {reward.name!r} has batch_size {reward.batch_size}: give at least 1."
-            )
+            raise ConfigError(f"model.rewards: {reward.name!r} has batch_size {reward.batch_size}: give at least 1.")

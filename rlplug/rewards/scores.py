@@ -52,12 +52,12 @@ def read_scores(returned: Any, num_samples: int) -> list[float | RewardError]:
 def _score(value: Any) -> float | RewardError:
     try:
         if isinstance(value, RewardError):
-            return RewardError(
-                encodable(str(value.message)[:LONGEST_MESSAGE]) or "returned a RewardError without a message"
-            )
+            kind, text = value.kind, encodable(str(value.message)[:LONGEST_MESSAGE])
+            known = RewardError(text, kind if kind in ("late", "raised", "invalid") else "refused")
+            return known if text else RewardError("returned a RewardError without a message", "invalid")
         return as_reward(value)
     except CallError as problem:
-        return RewardError(f"returned {problem}")
+        return RewardError(f"returned {problem}", "invalid")
 
 
 def weighted_sum(by_name: dict[str, float | RewardError], weights: Mapping[str, float]) -> float:
@@ -74,6 +74,7 @@ def weighted_sum(by_name: dict[str, float | RewardError], weights: Mapping[str, 
     largest = max(parts, key=lambda name: abs(parts[name]))
     by_name[largest] = RewardError(
         f"returned {by_name[largest]:g}, and with its weight {weights[largest]:g} the weighted sum of the rewards is "
-        f"{total:g}, which is too large: float32 holds the squares of rewards up to {MAX_REWARD:g}"
+        f"{total:g}, which is too large: float32 holds the squares of rewards up to {MAX_REWARD:g}",
+        "invalid",
     )
     return math.nan

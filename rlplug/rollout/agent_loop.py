@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rlplug.rollout.ranks import EngineRanks
     from rlplug.rollout.trajectory import Trajectory
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
-    from rlplug.rollout.turns.step_answer import Failure, StepAnswer
-    from rlplug.types import Completion, Request, SamplingParams
+    from rlplug.rollout.turns.step_answer import StepAnswer
+    from rlplug.types import Completion, Request, RewardError, SamplingParams
 
 COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
@@ -146,9 +146,9 @@ class AgentLoop:
         return is_aborted and (self._ranks.size > 1 or engine.is_stopping())
 
     def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        def step() -> dict[str, StepAnswer | Failure]:
+        def step() -> dict[str, StepAnswer | RewardError]:
             environments.submit(ended, self.sampling.max_new_tokens)
-            results: dict[str, StepAnswer | Failure] = {}
+            results: dict[str, StepAnswer | RewardError] = {}
             while environments.num_pending:
                 results |= {trajectory.key: result for trajectory, result in environments.collect(COLLECT_S)}
             return results

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ class Trajectory(TokenRecord):
     """Sum of the environment's rewards so far."""
     error: str = ""
     """Why the environment failed; empty if it did not."""
+    error_kind: Literal["late", "raised", "invalid", "refused"] = "late"
     routed_experts: np.ndarray[Any, Any] | None = None
     """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
     where a run replays no experts."""
@@ -215,7 +216,8 @@ def to_samples(
         if has_environment:
             sample = _with_reward(sample, trajectory)
         elif trajectory.error:
-            sample = dataclasses.replace(sample, rewards={TRAJECTORY: RewardError(trajectory.error)}, reward=math.nan)
+            error = RewardError(trajectory.error, trajectory.error_kind)
+            sample = dataclasses.replace(sample, rewards={TRAJECTORY: error}, reward=math.nan)
         samples.append(sample)
     return samples
 
@@ -231,6 +233,6 @@ def _texts(rows: Sequence[TokenIds], tokenizer: PreTrainedTokenizerBase) -> list
 
 def _with_reward(sample: Sample, trajectory: Trajectory) -> Sample:
     """Return the sample with the environment's reward, or with its error."""
-    value = RewardError(trajectory.error) if trajectory.error else trajectory.reward
+    value = RewardError(trajectory.error, trajectory.error_kind) if trajectory.error else trajectory.reward
     reward = math.nan if trajectory.error else trajectory.reward
     return dataclasses.replace(sample, rewards={ENVIRONMENT: value}, reward=reward)

@@ -25,12 +25,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlplug.errors import describe
 
 if TYPE_CHECKING:
     from rlplug.timeouts.event_loop import EventLoop
+
+
+Kind = Literal["late", "raised", "invalid"]
 
 
 class CallError(Exception):
@@ -47,6 +50,8 @@ class Call:
     value: Any = None
     error: str = ""
     """What went wrong; empty if nothing did."""
+    kind: Kind = "late"
+    """Kind of the error: of the deadline, of ``function``, or of what it returned."""
     settled: bool = False
     worker: threading.Thread | None = None
     """Thread that runs the call; ``None`` while it waits, and while it is on an event loop."""
@@ -141,7 +146,7 @@ class TimeoutExecutor:
                 is_awaitable = inspect.isawaitable(value)
                 value = value if is_awaitable else call.read(value)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to this call alone
-                in_time = batch.settle(call, error=_text_of(error))
+                in_time = batch.settle(call, None, *_failure_of(error))
             else:
                 in_time = self._hand_to_loop(batch, call, value) if is_awaitable else batch.settle(call, value=value)
             value = None  # what a call returned must not stay alive in an idle thread
@@ -250,10 +255,10 @@ class CallBatch:
         with self._lock:
             return [call for call in self._running.values() if call.loop is not None]
 
-    def settle(self, call: Call, value: Any = None, error: str = "") -> bool:
+    def settle(self, call: Call, value: Any = None, error: str = "", kind: Kind = "late") -> bool:
         """Record the outcome of a call; return false when the call was abandoned before."""
         with self._lock:
-            return self._settle(call, value, error)
+            return self._settle(call, value, error, kind)
 
     def give_up_overdue(self, deadline_s: float) -> list[threading.Thread]:
         """Settle the calls that missed their deadline, and return the threads that still run them."""
@@ -263,10 +268,10 @@ class CallBatch:
             late = f"took longer than {deadline_s:g} s"
             return [call.worker for call in overdue if call.worker is not None and self._settle(call, None, late)]
 
-    def _settle(self, call: Call, value: Any, error: str) -> bool:
+    def _settle(self, call: Call, value: Any, error: str, kind: Kind = "late") -> bool:
         if call.settled:
             return False
-        call.value, call.error, call.settled = value, error, True
+        call.value, call.error, call.kind, call.settled = value, error, kind, True
         call.seconds = time.monotonic() - call.started
         self._num_unsettled -= 1
         self._running.pop(id(call), None)
@@ -280,7 +285,7 @@ async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) 
     try:
         value = call.read(await awaitable)
     except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls
-        batch.settle(call, error=_text_of(error))
+        batch.settle(call, None, *_failure_of(error))
     else:
         batch.settle(call, value=value)
 
@@ -308,5 +313,5 @@ def call_within(deadline_s: float, function: Callable[[], Any]) -> Any:
     return call.value
 
 
-def _text_of(error: BaseException) -> str:
-    return str(error) if type(error) is CallError else describe(error, with_line=True)
+def _failure_of(error: BaseException) -> tuple[str, Kind]:
+    return (str(error), "invalid") if type(error) is CallError else (describe(error, with_line=True), "raised")

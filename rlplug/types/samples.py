@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class RewardError:
     """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0."""
 
     message: str
+    kind: Literal["late", "raised", "invalid", "refused"] = "refused"
+    """Past the deadline, an exception, no usable number, or an error that the reward itself returned."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,8 +42,8 @@ def test_a_reward_that_is_a_function_of_the_completion_is_not_noisy() -> None:
     assert set(reward_statistics(different)) == {"reward/length/ties", *(f"reward_errors/{kind}" for kind in KINDS)}
 
 
-def test_failures_have_the_kinds_of_the_messages_that_the_core_writes() -> None:
-    """Catches a message that is worded anew: its failures would count as another kind."""
+def test_failures_have_the_kinds_that_the_core_found() -> None:
+    """An error that the reward returns is refused, whatever its words are, unless it says another kind."""
 
     def late(completion: str) -> float:
         time.sleep(30 * (completion == "late"))
@@ -52,11 +52,10 @@ def test_failures_have_the_kinds_of_the_messages_that_the_core_writes() -> None:
     def fails(completion: str) -> Any:
         if completion == "raised":
             raise ValueError("odd (very)")
-        return {"invalid": "1.0", "many": float("nan"), "refused": RewardError("no verdict (at all)")}.get(
-            completion, 1.0
-        )
+        values = {"invalid": "1.0", "many": float("nan"), "own": RewardError("no verdict", "late")}
+        return (values | {"refused": RewardError("took longer than 3 s")}).get(completion, 1.0)
 
-    samples = [sample(0, text) for text in (*KINDS, "many", "fine", "fine", "fine")]
+    samples = [sample(0, text) for text in (*KINDS, "many", "own", "fine", "fine")]
     rewards = [FunctionReward(late), FunctionReward(fails)]
     found = reward_statistics(RewardRunner(rewards, deadline_s=0.3).score(samples))
-    assert [found[f"reward_errors/{kind}"] * 8 for kind in KINDS] == [1, 1, 2, 1]
+    assert [found[f"reward_errors/{kind}"] * 8 for kind in KINDS] == [2, 1, 2, 1]

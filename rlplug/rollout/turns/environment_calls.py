@@ -23,10 +23,10 @@ from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.rollout.turns.step_answer import Failure, StepAnswer, read_step
+from rlplug.rollout.turns.step_answer import StepAnswer, read_step
 from rlplug.timeouts import Call, CallBatch, CallError, TimeoutExecutor, call_within
 from rlplug.token_arrays import TokenIds
-from rlplug.types import Prompt
+from rlplug.types import Prompt, RewardError
 
 TOOLS_S: Final = 600.0
 """Longest time for an environment to be made and to name its tools, in seconds: it may import much."""
@@ -106,7 +106,7 @@ class EnvironmentCalls:
         """Keys of those trajectories."""
         return {trajectory.key for trajectory in self._pending.values()}
 
-    def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | Failure]]:
+    def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | RewardError]]:
         """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
         settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
         known = [call for call in settled if id(call) in self._pending]  # the others are forgotten
@@ -161,7 +161,7 @@ class EnvironmentCalls:
         text: Any = self._tokenizer.decode(turn.tolist(), skip_special_tokens=False)
         return str(text)
 
-    def _result(self, trajectory: Trajectory, call: Call) -> StepAnswer | Failure:
+    def _result(self, trajectory: Trajectory, call: Call) -> StepAnswer | RewardError:
         metrics = {} if call.error else call.value.metrics
         with self._metrics_lock:
             self._num_failures += bool(call.error)
@@ -170,7 +170,7 @@ class EnvironmentCalls:
         if call.error:
             live = self._live.get(trajectory.key, LiveEnvironment())
             step = PluginCall(live.environment or "model.environment", "step")
-            return Failure(call.error if step.is_of_core else f"{step}: {call.error}")
+            return RewardError(call.error if step.is_of_core else f"{step}: {call.error}", call.kind)
         answer: StepAnswer = call.value
         return answer
 

@@ -30,14 +30,6 @@ class StepAnswer:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The result of an environment's step that raised, timed out or returned something invalid."""
-
-    message: str
-    """What went wrong."""
-
-
 def read_step(returned: Any, to_text: Callable[[Observation], str], longest: int) -> StepAnswer:
     """Return what a step returned, after checks of everything that is used of it.
 

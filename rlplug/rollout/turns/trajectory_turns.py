@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlplug.types import RewardError
+
 if TYPE_CHECKING:
     from rlplug.observability.phase_progress import PhaseProgress
     from rlplug.rollout.config import TurnOptions
     from rlplug.rollout.trajectory import Trajectory
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
     from rlplug.rollout.turns.observation_tokens import ObservationTokens
-    from rlplug.rollout.turns.step_answer import Failure, StepAnswer
+    from rlplug.rollout.turns.step_answer import StepAnswer
     from rlplug.rollout.turns.stop_strings import StopStrings
     from rlplug.types import Completion
 
@@ -104,14 +106,11 @@ class TrajectoryTurns:
         trajectory.awaits_answer = True
         return True
 
-    def apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
+    def apply(self, trajectory: Trajectory, answer: StepAnswer | RewardError) -> None:
         """Append the observation of an environment's step and add its reward, or end the trajectory."""
-        from rlplug.rollout.turns.step_answer import Failure
-
         trajectory.awaits_answer = False
-        if isinstance(answer, Failure):
-            trajectory.error = answer.message
-            trajectory.finish_reason = "abort"
+        if isinstance(answer, RewardError):
+            trajectory.error, trajectory.error_kind, trajectory.finish_reason = answer.message, answer.kind, "abort"
         else:
             trajectory.reward += answer.reward
             if answer.done:

@@ -138,8 +138,9 @@ def test_a_checkpoint_holds_all_of_a_trajectory():
 def test_the_reward_of_a_failed_environment_is_an_error():
     trajectory = grown()
     trajectory.finish_reason, trajectory.error, trajectory.reward = "abort", "ValueError: no", 1.0
+    trajectory.error_kind = "raised"
     (sample,) = to_samples([trajectory], TextlessTokenizer(), has_environment=True)
-    assert sample.errors == {"environment": RewardError("ValueError: no")}
+    assert sample.errors == {"environment": RewardError("ValueError: no", "raised")}
     assert sample.reward != sample.reward
 
 

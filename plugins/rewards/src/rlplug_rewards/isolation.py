@@ -77,5 +77,6 @@ class ScorerPool:
             return RewardError(str(error))
         if not result.is_error:
             return float(result.text)
-        hint = " (timeout_s)" if result.text.startswith("took longer than") else ""
-        return RewardError(result.text + hint)
+        if result.text.startswith("took longer than"):
+            return RewardError(f"{result.text} (timeout_s)", "late")
+        return RewardError(result.text)

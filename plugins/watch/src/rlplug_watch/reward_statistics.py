@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from rlplug.types import RewardError, Sample
 
 KINDS: Final = ("late", "raised", "invalid", "refused")
-"""Kinds of failures: past the deadline, an exception, no usable number, and an error that the reward returned."""
-_RAISED: Final = re.compile(r"[A-Za-z_]\w*\b.* \(at [^()]+:\d+\)", re.DOTALL)
+"""Kinds of failures, as :class:`rlplug.types.RewardError` has them."""
 ROUND_OFF: Final = 1e-8
 """Deviation of values, as a share of their size, that counts as none."""
 
@@ -44,17 +42,8 @@ def reward_statistics(samples: Sequence[Sample]) -> dict[str, float]:
         least = (ROUND_OFF * np.abs(values[valid]).max()) ** 2
         if among_all is not None and among_equal is not None and among_all > least:
             found[f"reward/{name}/noise"] = among_equal / among_all
-    failed = [kind_of(next(iter(sample.errors.values())).message) for sample in samples if sample.errors]
+    failed = [next(iter(sample.errors.values())).kind for sample in samples if sample.errors]
     return found | {f"reward_errors/{kind}": failed.count(kind) / len(samples) for kind in KINDS}
-
-
-def kind_of(message: str) -> str:
-    """Return the kind of a failed reward's message, as the core writes it."""
-    if message.startswith("took longer than "):
-        return "late"
-    if message.startswith("returned "):
-        return "invalid"
-    return "raised" if _RAISED.fullmatch(message) else "refused"
 
 
 def _number(value: float | RewardError | None) -> float:

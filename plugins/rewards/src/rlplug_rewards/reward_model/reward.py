@@ -118,7 +118,8 @@ class RewardModel(Reward):
 
     def _value(self, score: float | None) -> float | RewardError:
         if score is None:
-            return RewardError(f"the reward model took longer than RewardModel.deadline_s {self.deadline_s:g} s")
+            late = f"the reward model took longer than RewardModel.deadline_s {self.deadline_s:g} s"
+            return RewardError(late, "late")
         if not math.isfinite(score):
-            return RewardError(f"the reward model's score is {score}")
+            return RewardError(f"the reward model's score is {score}", "invalid")
         return score
