@@ -32,6 +32,7 @@ class Reward(ABC):
             ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
         scales: Whether a training scales its values: :class:`rlplug.rewards.scaling.ScalingReward`.
         scales_group: Whether it does so by comparing those of a prompt.
+        of_environment: Whether it is the environment's own reward, with its name and values.
     """
 
     batch_size: int = 1
@@ -40,6 +41,7 @@ class Reward(ABC):
     deadline_s: float | None = None
     scales: bool = False
     scales_group: bool = False
+    of_environment: bool = False
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight

@@ -107,7 +107,7 @@ class RewardRunner:
     def names(self) -> list[str]:
         """Names of all rewards of a sample, in order."""
         own = [reward.name for reward in self.rewards]
-        return [ENVIRONMENT, *own] if self.has_environment else own
+        return list(dict.fromkeys([ENVIRONMENT, *own])) if self.has_environment else own
 
     def check(self, samples: Sequence[Sample], ranks: RLFSDP2Strategy) -> None:
         """Stop the run when too many samples have no reward. Collective.
@@ -210,10 +210,11 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
             f"model.rewards has {count} rewards named {name!r}: give each its own init_args.name, its key in metrics."
         )
     for reward in rewards:
-        if reward.name in (*SUMMARY_NAMES, ENVIRONMENT, TRAJECTORY):
+        own = (ENVIRONMENT,) if has_environment and reward.of_environment else ()
+        if reward.name not in own and (own or reward.name in (*SUMMARY_NAMES, ENVIRONMENT, TRAJECTORY)):
             raise ConfigError(
                 f"model.rewards has a reward named {reward.name!r}, and reward/{reward.name} is a metric of all "
-                "rewards together: give it another init_args.name."
+                "rewards together: give it another init_args.name. The environment's own needs model.environment."
             )
         if not isinstance(reward.weight, int | float) or not abs(reward.weight) <= MAX_REWARD:
             raise ConfigError(

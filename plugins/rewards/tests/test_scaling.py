@@ -10,7 +10,7 @@ import numpy
 import pytest
 from rlplug_algos.dapo import DAPO
 from rlplug_rewards.judges.judge import JudgeBase
-from rlplug_rewards.scaling import RunningSpread, ScaledReward, group_scaled
+from rlplug_rewards.scaling import EnvironmentReward, RunningSpread, ScaledReward, group_scaled
 from rlplug_rewards.text import ExactMatch
 
 from rlplug.errors import ConfigError
@@ -100,6 +100,45 @@ def test_failed_samples_stay_errors_and_count_in_nothing(make_sample):
         assert [value for value in whole if value == value] == trained(kept, samples_of(make_sample, [1, 2, 4]))
         assert [value != value for value in whole] == [False, True, False, True, False]
         assert state == kept.state_dict()
+
+
+def of_environment(make_sample, *groups):
+    """Samples that come with an environment's reward, or its error."""
+    found = samples_of(make_sample, *groups)
+    return [dataclasses.replace(each, rewards={"environment": number(each.completion)}) for each in found]
+
+
+def test_the_reward_of_an_environment_is_scaled_like_any_other(make_sample):
+    """It counts once; what is logged stays the environment's, and so does its error."""
+    whole = ScaledReward(EnvironmentReward(), clip=(0, 10), scale="running", weight=0.5)
+    runner = RewardRunner([whole, FunctionReward(length)], has_environment=True)
+    assert runner.names == ["environment", "length"]
+    found = runner.scale(runner.score(of_environment(make_sample, [4, 20, "failed"])), alone)
+    std = numpy.std([4, 10], ddof=1)
+    assert [each.trained_reward for each in found[:2]] == pytest.approx([0.5 * 4 / std + 1, 0.5 * 10 / std + 2])
+    assert found[2].errors == {"environment": RewardError("no number")}
+    assert [each.reward for each in found[:2]] == [0.5 * 4 + 1, 0.5 * 20 + 2]
+    assert found[0].rewards["environment"] == 4
+
+    resumed = RewardRunner(
+        [ScaledReward(EnvironmentReward(), clip=(0, 10), scale="running", weight=0.5)], 30, 64, 1, True
+    )
+    resumed.load_state_dict(runner.state_dict())
+    later = of_environment(make_sample, [7, 1])
+    rest = RewardRunner([whole], has_environment=True)
+    assert trained(resumed, later) == trained(rest, later)
+
+
+def test_the_reward_of_an_environment_gets_a_weight_and_no_other_name(make_sample):
+    weighted = RewardRunner([EnvironmentReward(weight=3)], has_environment=True)
+    assert trained(weighted, of_environment(make_sample, [4, 5])) == [12, 15]
+    for rewards, has_environment in (
+        ([EnvironmentReward()], False),
+        ([ScaledReward(EnvironmentReward(), clip=(0, 1), name="other")], True),
+        ([FunctionReward(number, name="environment")], True),
+    ):
+        with pytest.raises(ConfigError, match="environment"):
+            RewardRunner(rewards, has_environment=has_environment)
 
 
 def test_ranks_scale_as_one_does(make_sample):

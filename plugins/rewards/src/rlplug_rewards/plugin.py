@@ -11,6 +11,7 @@ def rlplug_register_rewards(registry: Registry) -> None:
     for place in (
         "rlplug_rewards.judges.comparisons:BestOfGroup",
         "rlplug_rewards.text:ExactMatch",
+        "rlplug_rewards.scaling:EnvironmentReward",
         "rlplug_rewards.text:RegexFormat",
         "rlplug_rewards.code.reward:CodeReward",
         "rlplug_rewards.judges.judge:Judge",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import ENVIRONMENT, Prompt, RewardError, Sample
 
 Values: TypeAlias = NDArray[np.float64]
 ROW: Final = np.dtype([("group", np.int64), ("value", np.float64)])
@@ -60,9 +60,14 @@ class ScaledReward(Reward):
     ) -> None:
         super().__init__(weight, name or reward.name)
         _check(reward, clip, scale)
+        if reward.of_environment and self.name != reward.name:
+            raise ConfigError(
+                f"ScaledReward.name is {name!r}: leave it out, since the environment's reward has its own."
+            )
         self.reward, self.clip, self.kind = reward, clip, scale
         self.batch_size, self.compares_group = reward.batch_size, reward.compares_group
         self.needs_answer, self.deadline_s = reward.needs_answer, reward.deadline_s
+        self.of_environment = reward.of_environment
         self.scales_group = scale == "group"
         self.spread = RunningSpread()
 
@@ -109,6 +114,25 @@ class ScaledReward(Reward):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.spread = RunningSpread(**state)
+
+
+class EnvironmentReward(Reward):
+    """The environment's own reward, with a weight; ``ScaledReward`` clips and scales it.
+
+    In ``model.rewards``, it is the reward that is there without it, and counts once.
+
+    Args:
+        weight: Factor of the environment's reward in the sum that trains; 1 without this class.
+    """
+
+    of_environment = True
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(weight, ENVIRONMENT)
+
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
+        missing = RewardError("there is no reward of an environment: EnvironmentReward needs model.environment")
+        return [sample.rewards.get(ENVIRONMENT, missing) for sample in samples]
 
 
 class RunningSpread:
