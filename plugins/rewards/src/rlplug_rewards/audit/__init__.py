@@ -1,0 +1,1 @@
+"""``rlplug audit-reward``: attacks on a reward before a policy finds them."""
