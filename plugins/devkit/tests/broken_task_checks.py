@@ -14,3 +14,5 @@ for kind, mistakes in CAUGHT_BY.items():
         part = getattr(broken_tasks, name)
         settings = {kind: part} | ({"deadline_s": 0.05} if part in SLOW else {})
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)
+
+TestFineAndScaled = type("TestFineAndScaled", (RewardChecks,), {"reward": broken_tasks.FineAndScaled})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -125,6 +128,75 @@ class SplitsAtTheFirstCharacter(Fine):
 class NeedsAnAnswer(Fine):
     def score_one(self, sample: Sample) -> Any:
         return float(len(sample.prompt.answer)) / (1 + len(sample.completion))
+
+
+class SetsTheUmaskOnce(Fine):
+    """Only the first call of a process changes it."""
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        os.umask(0o027)
+        return super().score(samples)
+
+
+class WaitsShorterEverywhere(Fine):
+    def score(self, samples: Sequence[Sample]) -> Any:
+        socket.setdefaulttimeout(7.0)
+        return super().score(samples)
+
+
+class WritesWhereItStands(Fine):
+    def score(self, samples: Sequence[Sample]) -> Any:
+        Path(f"scores-{time.perf_counter_ns()}.txt").write_text("1")
+        return super().score(samples)
+
+
+class LosesItsOffset(Fine):
+    """Options that a copy lacks, as those of a slot or a closure."""
+
+    def __init__(self, offset: float = 0.5) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def __reduce__(self) -> Any:
+        return type(self), (0.0,)
+
+    def score_one(self, sample: Sample) -> Any:
+        value = super().score_one(sample)
+        return value if isinstance(value, RewardError) else value + self.offset
+
+
+class FineAndScaled(Fine):
+    """Values over the largest so far."""
+
+    scales = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0.0
+
+    def scale(self, samples: Sequence[Sample], gather_arrays: Any) -> Any:
+        values = [0.0 if sample.errors else sample.rewards[self.name] for sample in samples]
+        self.largest = max([self.largest, *gather_arrays(values)])
+        return [value / (self.largest or 1.0) for value in values]
+
+    def state_dict(self) -> Any:
+        return {"largest": self.largest}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.largest = state.get("largest", 0.0)
+
+
+class ForgetsTheLargest(FineAndScaled):
+    def state_dict(self) -> Any:
+        return {}
+
+
+class ScalesToNothing(FineAndScaled):
+    """A single sample has no spread."""
+
+    def scale(self, samples: Sequence[Sample], gather_arrays: Any) -> Any:
+        found = super().scale(samples, gather_arrays)
+        return [float("nan")] if len(found) == 1 else found
 
 
 class RewardChecks(RewardConformance):

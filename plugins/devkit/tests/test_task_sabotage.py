@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,12 @@ CAUGHT_BY = {
         "KeepsTheSampleInSelf": {"test_concurrent_calls_do_not_mix"},
         "DrawsGlobally": {"test_global_random_generators_are_left_alone"},
         "SplitsAtTheFirstCharacter": {f"{HOSTILE}[white space]"},
+        "SetsTheUmaskOnce": {"test_the_process_is_left_as_it_was"},
+        "WaitsShorterEverywhere": {"test_the_process_is_left_as_it_was"},
+        "WritesWhereItStands": {"test_the_process_is_left_as_it_was"},
+        "LosesItsOffset": {"test_a_pickled_reward_scores_alike"},
+        "ForgetsTheLargest": {"test_scaling_goes_on_from_its_state"},
+        "ScalesToNothing": {"test_scaled_values_are_numbers"},
         "NeedsAnAnswer": {"test_a_prompt_without_an_answer_gets_a_number_or_an_error"},
     },
     "environment": {
@@ -59,8 +69,15 @@ CAUGHT_BY = {
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    return run_checks([CHECKS])
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """Mistakes change this process and its working folder: both are put back."""
+    deadline, mask = socket.getdefaulttimeout(), os.umask(0o022)
+    try:
+        with contextlib.chdir(tmp_path_factory.mktemp("mistakes")):
+            yield run_checks([CHECKS])
+    finally:
+        os.umask(mask)
+        socket.setdefaulttimeout(deadline)
 
 
 @pytest.mark.parametrize("mistake", [mistake for mistakes in CAUGHT_BY.values() for mistake in mistakes])
@@ -70,7 +87,7 @@ def test_mistakes_are_caught_by_the_checks_for_them(outcomes: Outcomes, mistake:
     assert failed == expected
 
 
-@pytest.mark.parametrize("part", ["Fine", "Guess", "Rows"])
+@pytest.mark.parametrize("part", ["Fine", "FineAndScaled", "Guess", "Rows"])
 def test_a_part_without_mistakes_passes(outcomes: Outcomes, part: str) -> None:
     assert [check for of, check in outcomes.failed if of == f"Test{part}"] == []
     assert [check for of, check in outcomes.passed if of == f"Test{part}"]

@@ -67,6 +67,7 @@ def process_state() -> dict[str, Any]:
         "signal handlers": {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)},
         "environment variables": {name: value for name, value in os.environ.items() if name not in OF_COMPILER},
         "working directory": os.getcwd(),
+        "the umask": _umask(),
         # setuptools puts its own packages at the end when anything first imports it
         "sys.path": [entry for entry in sys.path if Path(entry).parts[-2:] != ("setuptools", "_vendor")],
         # by name: torch puts the same one around itself for each process group
@@ -79,6 +80,13 @@ def process_state() -> dict[str, Any]:
         "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
         "the CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
     }
+
+
+def _umask() -> str | None:
+    """Return the mask of new files' modes; os.umask would have to set it to read it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), None)
 
 
 def _ignores_all(entry: Any) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import math
+import os
+import pickle
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +23,7 @@ from rlplug.rewards.runner import RewardRunner
 from rlplug.rewards.scores import own_copy
 from rlplug.timeouts import Call, CallError
 from rlplug.types import Prompt, RewardError, Sample
+from rlplug_devkit.process_state import changes_since, process_state
 from rlplug_devkit.tasks.calls import HOSTILE, NOT_COMPARED, NUM_THREADS, TaskChecks, run_calls, same_random_generators
 
 
@@ -54,6 +59,7 @@ class RewardConformance(TaskChecks):
     """
 
     is_deterministic: ClassVar[bool] = True
+    _changes: ClassVar[dict[str, str]] = {}
 
     def make_reward(self) -> Reward:
         """Return the reward, as a YAML file would make it."""
@@ -67,9 +73,15 @@ class RewardConformance(TaskChecks):
         return type(self.make_reward()).__name__
 
     def _score(self, reward: Reward, *batches: Sequence[Sample]) -> list[Call]:
-        """Score batches at once; each call gets copies, as in a run."""
+        """Score batches at once; each call gets copies, as in a run. What they change of the process is kept."""
         calls = [functools.partial(reward.score, [own_copy(sample) for sample in batch]) for batch in batches]
-        return run_calls(calls, self.deadline_s)
+        before, files = process_state(), {*os.listdir()}
+        try:
+            return run_calls(calls, self.deadline_s)
+        finally:
+            made = sorted({*os.listdir(), *files} - files) if os.getcwd() == before["working directory"] else []
+            changes = changes_since(before) | ({"files in the working folder": ", ".join(made)} if made else {})
+            type(self)._changes = {**type(self)._changes, **changes}
 
     def _is_late(self) -> bool:
         """Return whether ordinary samples take too long, which is a check of its own."""
@@ -205,6 +217,67 @@ class RewardConformance(TaskChecks):
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the reward"):
             self._score(self.make_reward(), self.samples())
+
+    def test_the_process_is_left_as_it_was(self) -> None:
+        """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
+        self._score(self.make_reward(), self.samples())
+        changes = type(self)._changes
+        assert not changes, (
+            f"score changes {'; '.join(f'{name} ({how})' for name, how in changes.items())}: the trainer and all other "
+            "rewards share them. Pass options to the calls that need them, and write into a temporary folder."
+        )
+
+    def test_a_pickled_reward_scores_alike(self) -> None:
+        """Workers of plugins get rewards so; one that cannot be pickled is passed over."""
+        if not self.is_deterministic:
+            pytest.skip("does not apply: is_deterministic is False")
+        reward = self.make_reward()
+        try:
+            again = pickle.loads(pickle.dumps(reward))
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it says that it cannot
+            pytest.skip(f"does not apply: the reward cannot be pickled ({type(error).__name__})")
+        (expected,), (found,) = self._values(reward, self.samples()), self._values(again, self.samples())
+        assert _equal(expected, found), (
+            f"after a pickle samples got {found} instead of {expected}: keep what scoring reads in attributes of the "
+            "object, or refuse to be pickled."
+        )
+
+    # ---- rewards that scale ---------------------------------------------------------------------------------------
+
+    def test_scaled_values_are_numbers(self) -> None:
+        """Each of a rank's samples has one, in every round, also where a rank has no sample."""
+        reward, samples = self._scaling()
+        for some in (samples, samples[:1], [], samples):
+            returned = list(reward.scale(some, lambda array: array))
+            what = f"scale of {len(some)} samples returned {brief(returned)}: return a finite number for each"
+            assert len(returned) == len(some), f"{what}, whatever was scaled before."
+            valid = [value for value, sample in zip(returned, some, strict=True) if not sample.errors]
+            assert all(_is_reward(value) for value in valid), f"{what} without an error."
+
+    def test_scaling_goes_on_from_its_state(self) -> None:
+        reward, samples = self._scaling()
+        reward.scale(samples[:2], lambda array: array)
+        state = json.loads(json.dumps(reward.state_dict()))
+        again: Any = self.make_reward()
+        again.load_state_dict(state)
+        expected, found = (list(each.scale(samples, lambda array: array)) for each in (reward, again))
+        assert _equal(expected, found), (
+            f"after a resume scale returned {found} instead of {expected}: state_dict must hold, as plain data, what "
+            "scale keeps between rounds, and load_state_dict restore all of it."
+        )
+
+    def _scaling(self) -> tuple[Any, list[Sample]]:
+        """Return a reward that scales, and scored samples of one group; skip the check for others."""
+        reward = self.make_reward()
+        if not reward.scales:
+            pytest.skip("does not apply: scales is False")
+        samples = self.samples()
+        (values,) = self._values(reward, samples)
+        errors = [RewardError("failed") if value is None else value for value in values]
+        return reward, [
+            dataclasses.replace(sample, rewards={reward.name: value})
+            for sample, value in zip(samples, errors, strict=True)
+        ]
 
     # ---- what a policy may write ----------------------------------------------------------------------------------
 
