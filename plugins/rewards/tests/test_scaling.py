@@ -134,11 +134,12 @@ def test_the_reward_of_an_environment_gets_a_weight_and_no_other_name(make_sampl
     assert trained(weighted, of_environment(make_sample, [4, 5])) == [12, 15]
     for rewards, has_environment in (
         ([EnvironmentReward()], False),
-        ([ScaledReward(EnvironmentReward(), clip=(0, 1), name="other")], True),
         ([FunctionReward(number, name="environment")], True),
     ):
         with pytest.raises(ConfigError, match="environment"):
             RewardRunner(rewards, has_environment=has_environment)
+    with pytest.raises(ConfigError, match=r"ScaledReward\.name is 'other'"):
+        ScaledReward(EnvironmentReward(), clip=(0, 1), name="other")
 
 
 def test_ranks_scale_as_one_does(make_sample):
