@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -19,6 +22,7 @@ from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
 from rlplug.observability.terminal import visible
+from rlplug.plugin_manager import plugins
 from rlplug.rewards.runner import start_rewards
 from rlplug.types import Prompt
 from rlplug_rewards.audit.audit import Audit, Scores, audit, mean, spread
@@ -77,11 +81,15 @@ def audit_reward_command(arguments: list[str]) -> int:
 
 
 def _configured(keys: Sequence[str]) -> tuple[list[Reward], PromptSource | None]:
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)  # so that a function in this folder can be named
+    written = write_out_arguments(keys)
+    plugins().registry.import_named(set(re.findall(r"\w+", " ".join(written))))  # jsonargparse finds those imported
     parser = RLArgumentParser("rlplug audit-reward")
     parser.add_argument("--model.rewards", type=list[Reward], default=[])
     parser.add_argument("--data.train", type=PromptSource | None, default=None)
     with instantiation_errors():
-        found: Any = parser.instantiate_classes(parser.parse_args(write_out_arguments(keys)))
+        found: Any = parser.instantiate_classes(parser.parse_args(written))
     if not found.model.rewards:
         raise ConfigError("no reward is named: give --reward NAME, such as --reward MathVerify.")
     return found.model.rewards, found.data.train
