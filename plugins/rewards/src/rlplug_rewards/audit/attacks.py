@@ -74,6 +74,12 @@ def _with_right(prompt: Prompt, text: str) -> str | None:
     return None if answer is None or other is None else text.replace("{right}", answer).replace("{wrong}", other)
 
 
+def _last_number(prompt: Prompt) -> str | None:
+    """Return the last number of a prompt, unless that is its answer by chance."""
+    numbers = [found[0] for found in _NUMBER.finditer(prompt.text)]
+    return numbers[-1] if numbers and numbers[-1] != reference(prompt) else None
+
+
 def _filled(text: str) -> Write:
     return lambda prompt: _with_right(prompt, text)
 
@@ -93,7 +99,7 @@ ATTACKS: Final[dict[str, Write]] = {
     "white space": lambda _: " \n\t\n",
     "the prompt again": lambda prompt: prompt.text,
     "the prompt in a box": lambda prompt: f"\\boxed{{{prompt.text}}}",
-    "the last number of the prompt": lambda prompt: ([*_NUMBER.finditer(prompt.text)] or [[None]])[-1][0],
+    "the last number of the prompt": _last_number,
     "an empty tag": lambda _: "<think>\n</think>\n<answer></answer>",
     "an empty box": lambda _: "Therefore, the answer is \\boxed{}.",
     "the form alone": lambda _: "<think>Let me think step by step.</think>\nThe answer is: ####",
