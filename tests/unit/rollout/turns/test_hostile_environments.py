@@ -15,7 +15,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.trajectory import new_trajectories
-from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure, ask_environment
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls, ask_environment
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.types import Completion, Prompt
 
@@ -81,7 +81,7 @@ def stepped(calls):
 
 def check(answer):
     """An answer is either a failure with readable text, or plain values that train."""
-    if isinstance(answer, Failure):
+    if isinstance(answer, RewardError):
         assert 0 < len(answer.message.encode()) < 5000
         return
     assert type(answer.reward) is float
@@ -136,7 +136,7 @@ def do_raise(error):
 def test_every_exception_is_a_failure(step):
     """An exception whose text raises, is huge, ends the process or never comes would do so in the main thread."""
     answer = one_step(Doing(step), deadline_s=0.5)
-    assert isinstance(answer, Failure)
+    assert isinstance(answer, RewardError)
     check(answer)
 
 
@@ -171,7 +171,7 @@ def test_an_environment_that_is_made_too_late_is_closed():
             self.calls.append("close")
 
     calls = calls_of(LateAtFirst, deadline_s=2.0)
-    assert isinstance(stepped(calls), Failure)
+    assert isinstance(stepped(calls), RewardError)
     may_end.set()
     deadline = time.monotonic() + 20
     while made[0].calls != ["close"]:
