@@ -17,7 +17,7 @@ from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.trajectory import new_trajectories
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls, ask_environment
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.types import Completion, Prompt
+from rlplug.types import Completion, Prompt, RewardError
 
 
 class Letters:
