@@ -56,6 +56,6 @@ def held_out_reward(rows: Sequence[Mapping[str, Any]]) -> RewardChange | None:
     if len(found) < 2:
         return None
     first, last = found[0], found[-1]
-    ends = [(row.get("validate/reward_low"), row.get("validate/reward_high")) for row in (first, last)]
+    ends: list[Any] = [(row.get("validate/reward_low"), row.get("validate/reward_high")) for row in (first, last)]
     intervals = None if any(None in each for each in ends) else (ends[0], ends[1])
     return RewardChange(first["validate/reward_mean"], last["validate/reward_mean"], 0, intervals)

@@ -66,7 +66,8 @@ def _number(sample: Sample, name: str) -> float:
 
 def scored_rows(table: SampleTable) -> SampleTable:
     """Return the samples that have a reward: one that failed counts as an error, and in no mean."""
-    return table[~np.isnan(table["reward"])]
+    scored: SampleTable = table[~np.isnan(table["reward"])]
+    return scored
 
 
 def rollout_metrics(table: SampleTable, reward_names: Sequence[str], sources: Sequence[str] = ()) -> dict[str, float]:

@@ -12,6 +12,7 @@ import jinja2
 from rlplug_watch.report.summary import number
 
 from rlplug.distributed.durable_files import replaced
+from rlplug.observability.intervals import Estimate
 from rlplug.observability.terminal import visible
 from rlplug_eval.folder import EvalFolder, EvalRecord
 from rlplug_eval.results import (
@@ -24,7 +25,6 @@ from rlplug_eval.results import (
     result_table,
     turned,
 )
-from rlplug_eval.statistics import Estimate
 
 PAGE: Final = "report.html"
 TEMPLATE: Final = "page.html.j2"

@@ -84,7 +84,7 @@ def audit(reward: Reward, prompts: Sequence[Prompt], deadline_s: float, toleranc
         if each.num_fooled
     ]
     problems += attacked.problems(every, tolerance)
-    notes = []
+    notes: list[str] = []
     if not bounds:
         text = "no right answer scores above a wrong one, so that no attack can be judged"
         (problems if reward.needs_answer else notes).append(text)
