@@ -36,6 +36,7 @@ def test_a_sample_of_faults_is_named(sample: Outcomes, name: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)  # the first of them runs all checks of all engines
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_by_the_first_check_that_fails(outcomes: Outcomes, name: str) -> None:
     assert_named(outcomes, name)
