@@ -27,7 +27,7 @@ MONITOR = "nvidia-smi --query-gpu=index,utilization.gpu,memory.used,power.draw -
 def fit(folder: Path, devices: int, arguments: list[str]) -> list[dict[str, float]]:
     """Run a fit, and return the metrics of its steps without the first."""
     command = [sys.executable, "-m", "rlplug", "fit", *arguments]
-    command += ["--trainer.devices", str(devices), "--run.dir", str(folder)]
+    command += ["--trainer.accelerator", "gpu", "--trainer.devices", str(devices), "--run.dir", str(folder)]
     subprocess.run(command, check=True)
     (file,) = folder.glob("*/metrics.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]

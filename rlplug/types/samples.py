@@ -32,11 +32,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class RewardError:
-    """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0."""
+    """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0.
+
+    Attributes:
+        kind: Past the deadline, an exception, no usable number, or an error that the reward itself returned.
+    """
 
     message: str
     kind: Literal["late", "raised", "invalid", "refused"] = "refused"
-    """Past the deadline, an exception, no usable number, or an error that the reward itself returned."""
 
 
 @dataclass(frozen=True, eq=False)
