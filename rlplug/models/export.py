@@ -32,8 +32,16 @@ def export_policy(
 ) -> None:
     """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens. Collective; rank 0 writes.
 
-    Weights, in ``dtype``, are gathered and written one file after another, of ``max_bytes`` or a single tensor each, so
-    that no rank ever holds the whole model.
+    Weights are gathered and written one file after another, so that no rank ever holds the whole model.
+
+    Args:
+        model: The policy, sharded or not.
+        tokenizer: Tokenizer to save in the folder.
+        dtype: Dtype of the weights in the files.
+        folder: Folder to write, made if it does not exist.
+        rank: Rank of this process.
+        trainer: The trainer of the policy.
+        max_bytes: Largest file, unless a single tensor is larger.
     """
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,11 +50,20 @@ def normalised_sigmoid(logits: Tensor, experts: Tensor) -> Tensor:
     return scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
 
 
-SCORES: Final[Sequence[ScoreFunction]] = (softmax_of_chosen, softmax_of_all, normalised_sigmoid, sigmoid_of_chosen)
+SCORES: Final[Sequence[ScoreFunction]] = (
+    softmax_of_chosen,
+    softmax_of_all,
+    normalised_sigmoid,
+    sigmoid_of_chosen,
+)
 
 
 def router_shape(model: nn.Module, key: str) -> RouterShape:
-    """Return the shape of the routers of a model of transformers, which may be on the meta device, for option ``key``.
+    """Return the shape of a model's routers; the model may be on the meta device.
+
+    Args:
+        model: A model of transformers.
+        key: Key of the option that needs routers, for messages.
 
     Raises:
         ConfigError: The model has no experts, or its routers have another form.
@@ -97,7 +106,10 @@ def replay_routers(model: nn.Module, key: str) -> RouterReplay:
 def score_function(router: nn.Module, name: str, key: str) -> ScoreFunction:
     """Return the function by which a router's scores follow from its logits, found on random weights and tokens.
 
-    The router may be on the meta device. Messages have the model's ``name`` and the option's ``key``.
+    Args:
+        router: A router, also on the meta device.
+        name: Name of the model, for messages.
+        key: Key of the option that needs it, for messages.
 
     Raises:
         ConfigError: None of ``SCORES`` gives the router's scores.

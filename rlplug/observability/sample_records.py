@@ -61,7 +61,11 @@ def gather_samples(
 ) -> list[tuple[Sample, float | None]]:
     """Return the samples of ``rows``, in their order, each with its advantage. Only those travel. Collective.
 
-    ``rows`` are the same on all ranks; ``samples``, and ``advantages`` [n] if there are any, are this rank's.
+    Args:
+        rows: The same on all ranks.
+        samples: This rank's samples.
+        advantages: Their advantages [n], where each has one; ``None`` on all ranks or on none.
+        ranks: Exchanges samples.
     """
     own = []
     for position, row in enumerate(rows):
@@ -94,8 +98,13 @@ def sample_record(
 ) -> dict[str, Any]:
     """Return the line of ``samples.jsonl`` of a sample: plain values, but for an ``answer`` of any type.
 
-    ``phase`` is ``train``, ``validate`` or ``reward_errors``; ``row`` the sample's of :func:`sample_rows`;
-    ``advantage`` that of the whole completion, ``None`` where there is none, or tokens have their own.
+    Args:
+        sample: The sample.
+        step: Number of the step.
+        phase: ``train``, ``validate`` or ``reward_errors``.
+        row: Its row among the samples of the step, with its group and its place there; ``None`` leaves both out.
+        has_tokens: Whether its tokens are in the token log.
+        advantage: Advantage of the whole completion; ``None`` where there is none, or tokens have their own.
     """
     rewards = {
         name: {"error": value.message, "kind": value.kind} if isinstance(value, RewardError) else value

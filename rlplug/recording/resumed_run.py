@@ -67,7 +67,15 @@ def cut_back(
 ) -> list[str]:
     """Remove what the run wrote after ``step`` and will write again; return lines that say so, and what is lost.
 
-    A validation beside the training is repeated, where it is of ``step``. What was exported keeps another name.
+    What was exported gets another name.
+
+    Args:
+        folder: The run's.
+        metrics: Its ``metrics.jsonl``.
+        step: Step of the checkpoint.
+        validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
+        writes_samples: Whether the run writes samples of its steps.
+        token_log: Its token log, if there is one.
     """
     begins = validation.beside_training and validation.is_due(step)
 
@@ -95,7 +103,12 @@ def take_optimizer_options(
 ) -> None:
     """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
 
-    A new schedule gives the rate after ``num_steps`` RL steps of each; a scheduler is ``None`` for a constant rate.
+    Args:
+        config: Options of the run.
+        models: Policy and critic.
+        optimizers: The policy's, then the critic's, as restored.
+        schedulers: Theirs; ``None`` for a constant rate.
+        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
     """
     for optimizer, scheduler, new, new_scheduler, steps in zip(
         optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True

@@ -104,9 +104,11 @@ class TimeoutExecutor:
         return len(self._abandoned)
 
     def run(self, functions: Sequence[Callable[[], Any]], reads: Sequence[Callable[[Any], Any]]) -> list[Call]:
-        """Call all functions, which may return awaitables; return their calls in the same order, each of them settled.
+        """Call all functions and return their calls in the same order, each of them settled.
 
-        ``reads`` has for each what makes the call's value of what it returned (or awaited), within the deadline.
+        Args:
+            functions: The functions, which may return awaitables.
+            reads: For each, what makes the call's value of what it returned (or awaited), within the deadline.
         """
         batch = CallBatch()
         calls = self.add(batch, functions, reads)

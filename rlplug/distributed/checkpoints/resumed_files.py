@@ -17,6 +17,11 @@ def set_aside_after(run_dir: Path, step: int, files: Sequence[str]) -> Path | No
 
     The run goes on from ``step`` then, and its newest checkpoint is the one that it wrote last.
 
+    Args:
+        run_dir: Folder of the run.
+        step: Step of the checkpoint from which the run goes on.
+        files: Names of files of the run folder whose later rows will be removed.
+
     Returns:
         The folder, or ``None`` where there is no such checkpoint.
 
@@ -57,11 +62,16 @@ def cut_back_lines(
 ) -> list[str]:
     """Remove the lines of a JSON-lines file after ``step``, and those that are torn; say which lines are lost.
 
-    Lines that stay keep every byte. Each has a whole number ``step``.
+    Lines that stay keep every byte.
 
     Args:
+        path: File whose lines are objects with a whole number ``step``; it need not exist.
+        step: Last step to keep.
         num_expected: Whether a line is one of those that every step from 1 has; by default no line is.
         is_repeated: Whether a line up to ``step`` is written again too.
+
+    Returns:
+        A sentence for each kind of line that is lost.
     """
     steps: set[int] = set()
     num_torn, is_changed = 0, False

@@ -71,7 +71,12 @@ def scored_rows(table: SampleTable) -> SampleTable:
 
 
 def rollout_metrics(table: SampleTable, reward_names: Sequence[str], sources: Sequence[str] = ()) -> dict[str, float]:
-    """Summarise all samples of a step, selected or not, of which there is one.
+    """Summarise all samples of a step, selected or not.
+
+    Args:
+        table: The samples of all ranks; not empty.
+        reward_names: Names of the rewards.
+        sources: Names of the prompts' sources, where there are several.
 
     Returns:
         Over samples that have a reward: rewards, lengths in tokens, how completions ended, turns with an environment.
