@@ -1,4 +1,4 @@
-"""What TensorRT-LLM takes of each of its GPUs, on the trainer's or on its own, without the engine and without a GPU."""
+"""What TensorRT-LLM takes of each of its GPUs, without the engine and without a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ ASLEEP_BYTES: Final = int(2.0 * GIB)
 """What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
 
-def planned_memory(
-    options: TRTLLMOptions, policy: PolicySpec, needs: EngineMemoryRequest, own_gpus: int = 0
-) -> EngineMemory:
+def planned_memory(options: TRTLLMOptions, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
     """Return what an engine takes of each of its GPUs.
 
     ``free_gpu_memory_fraction`` is a share of what is free when weights and passes are there; here, as if all else of
@@ -28,7 +26,6 @@ def planned_memory(
         options: How the engine is built.
         policy: The policy.
         needs: Sizes of the run.
-        own_gpus: GPUs that all copies of the engine have besides the trainer's.
     """
     sizes = EngineSizes.of(options, policy, needs)
     free = max(0, needs.device_bytes - sizes.weights - PASS_BYTES)
@@ -40,5 +37,4 @@ def planned_memory(
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         share_key=options.written("free_gpu_memory_fraction"),
         share_has_passes=False,
-        own_gpus=own_gpus,
     )

@@ -24,7 +24,6 @@ from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
     EngineFault,
-    EngineMemory,
     EngineMemoryRequest,
     Placement,
     PolicySpec,
@@ -33,7 +32,6 @@ from rlplug.interfaces import (
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
-from rlplug_rollout_trtllm.memory_plan import planned_memory
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
 from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, TRTLLMRequests
@@ -95,9 +93,8 @@ class TRTLLMRayRollout(TrackedEngine):
         self._ray: Any = None
         self._has_attached = False
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        own_gpus = self.num_engines * self.options.tensor_parallel_size
-        return planned_memory(self.options, policy, needs, own_gpus)
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> None:
+        """Return nothing: the GPUs of a Ray cluster are of a size that is not known before the run."""
 
     def check(self, policy: PolicySpec) -> None:
         check_text_only(policy)
