@@ -12,7 +12,6 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
-from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
@@ -41,7 +40,7 @@ class MemoryConfig:
         on_shortfall: When the memory plan of a GPU run does not fit, ``stop`` before anything is loaded, or ``warn``.
     """
 
-    sleep_between_rollouts: SleepSetting = "auto"
+    sleep_between_rollouts: bool | Literal["auto"] = "auto"
     offload: OffloadMode = "none"
     on_shortfall: Literal["stop", "warn"] = "stop"
 

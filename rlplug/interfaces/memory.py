@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-SleepSetting: TypeAlias = bool | Literal["auto"]
 PlanPhase: TypeAlias = Literal["sync", "rollout", "logprobs", "update"]
 PLAN_PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "update")
 """Phases of the memory plan, in the order of its columns."""

@@ -10,7 +10,9 @@ from typing import ClassVar, Literal, TypeAlias
 
 from torch import nn
 
-from rlplug.interfaces.memory import ActivationTraits
+MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
+if MYPY:
+    from rlplug.interfaces.memory import ActivationTraits
 
 Network: TypeAlias = Literal["policy", "reference", "critic"]
 """Models of a run; each is loaded, edited and sharded on its own."""

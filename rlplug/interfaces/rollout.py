@@ -6,16 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
 from rlplug.errors import ConfigError, RunError, did_you_mean
-from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
-if TYPE_CHECKING:
+MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
+if MYPY:
+    from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
     from rlplug.interfaces.router_replay import RouterShape
 
 SleepingPart: TypeAlias = Literal["weights", "kv_cache"]

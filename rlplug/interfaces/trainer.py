@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlplug.interfaces.memory import ActivationTraits
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.types import MeshSizes
@@ -19,6 +18,7 @@ from rlplug.types.ranges import Seed, check_ranges
 
 MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
 if MYPY:
+    from rlplug.interfaces.memory import ActivationTraits
     from rlplug.interfaces.router_replay import RouterReplay
 
 

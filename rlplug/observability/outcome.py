@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlplug.observability.intervals import Estimate, difference_of
-
 ENDS: Final = 5
 """Most steps at each end of a run whose mean is the training reward before and after."""
 
@@ -30,6 +28,8 @@ class RewardChange:
         """What the change amounts to, in a few words; empty where there are no intervals."""
         if self.intervals is None:
             return ""
+        from rlplug.observability.intervals import Estimate, difference_of
+
         ends = zip((self.before, self.after), self.intervals, strict=True)
         before, after = (Estimate(mean, low, high, 0) for mean, (low, high) in ends)
         words = {1: "the policy learned", 0: "no clear change", -1: "it got worse"}

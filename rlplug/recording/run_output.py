@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
-from rlplug.interfaces.memory import PLAN_PHASES
 from rlplug.observability.outcome import held_out_reward, training_reward
 from rlplug.observability.terminal import invocation, make_table, say, show
 
@@ -58,6 +57,8 @@ def print_batch_plan(rows: Sequence[tuple[str, str, str]], title: str) -> None:
 def print_memory_plan(memory: MemoryDecisions, has_table: bool = True) -> None:
     """Print a memory plan as a table, and below it what was decided and is recommended."""
     if has_table:
+        from rlplug.interfaces.memory import PLAN_PHASES
+
         show(make_table(("item", *PLAN_PHASES), memory.rows, memory.title, num_totals=2))
     for note in memory.notes:
         say(note)

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
@@ -39,6 +38,7 @@ from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 if TYPE_CHECKING:
+    from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
     from rlplug.rollout.turns.stop_strings import StopStrings
 
 SAMPLER_BYTES: Final = 20
@@ -235,6 +235,8 @@ class HFRollout(RolloutEngine):
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         """Return the bytes of its copy of the policy, and of KV cache and sampler for one batch while it generates."""
+        from rlplug.interfaces.memory import EngineMemory
+
         num_rows, weights = min(self.max_batch_size, needs.completions), needs.parameters * policy.dtype.itemsize
         return EngineMemory(
             weights=weights,

@@ -26,6 +26,7 @@ NEEDS = EngineMemoryRequest(
 @dataclass(frozen=True)
 class Options(EngineOptions):
     share_key: ClassVar[str] = "share"
+    context_key: ClassVar[str] = "max_model_len"
     positive: ClassVar[tuple[str, ...]] = ()
     share: float = 0.5
     dtype: str = "auto"

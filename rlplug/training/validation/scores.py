@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlplug.observability.intervals import mean_over
 from rlplug.training.samples.metrics import SampleTable, scored_rows
 from rlplug.types import ENVIRONMENT, reaches
 
@@ -44,6 +43,8 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
         one can be stated, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
         ``validate/turns_mean``, and ``validate/pass@k`` for k = 1, 2, 4, ... up to the samples of a prompt.
     """
+    from rlplug.observability.intervals import mean_over
+
     scored = scored_rows(table)
     rewards = scored["reward"].tolist()
     metrics = {

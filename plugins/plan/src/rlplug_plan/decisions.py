@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.types import GIB
 from rlplug_plan.inputs import MemoryInputs
@@ -16,6 +15,7 @@ from rlplug_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
 from rlplug_plan.remedies import alternatives, find_remedies
 
 NUM_LARGEST: Final = 3
+SleepSetting: TypeAlias = bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
