@@ -256,7 +256,13 @@ class RewardConformance(TaskChecks):
 
     def test_scaling_goes_on_from_its_state(self) -> None:
         reward, samples = self._scaling()
-        reward.scale(samples[:2], lambda array: array)
+        values = [sample.rewards[reward.name] for sample in samples]
+        others = [value if isinstance(value, RewardError) else 10 * value + 1 for value in values]
+        former = [  # of other values, so that what is kept of them shows
+            dataclasses.replace(sample, rewards={reward.name: value})
+            for sample, value in zip(samples, others, strict=True)
+        ]
+        reward.scale(former, lambda array: array)
         state = json.loads(json.dumps(reward.state_dict()))
         again: Any = self.make_reward()
         again.load_state_dict(state)
