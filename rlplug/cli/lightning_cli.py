@@ -17,10 +17,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from rlplug.cli.compile_cache import use_compile_cache
-from rlplug.cli.configuration.config_files import check_config_files
+from rlplug.cli.configuration.config_files import check_config_files, last_class
 from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
 from rlplug.cli.configuration.option_checks import check_options, seed_all
-from rlplug.cli.configuration.short_forms import last_class, with_defaults, write_out_arguments
+from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule

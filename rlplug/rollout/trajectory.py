@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from rlplug.types import (
     Sample,
     Segment,
 )
+from rlplug.types.samples import ErrorKind
 
 DECODED_AT_ONCE: Final = 64
 """Trajectories that the tokenizer decodes at a time."""
@@ -56,7 +57,7 @@ class Trajectory(TokenRecord):
     """Sum of the environment's rewards so far."""
     error: str = ""
     """Why the environment failed; empty if it did not."""
-    error_kind: Literal["late", "raised", "invalid", "refused"] = "late"
+    error_kind: ErrorKind = "late"
     routed_experts: np.ndarray[Any, Any] | None = None
     """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
     where a run replays no experts."""

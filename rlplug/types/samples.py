@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ class Segment:
     ends_turn: bool
 
 
+ErrorKind: TypeAlias = Literal["late", "raised", "invalid", "refused"]
+
+
 @dataclass(frozen=True)
 class RewardError:
     """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0.
@@ -39,7 +42,7 @@ class RewardError:
     """
 
     message: str
-    kind: Literal["late", "raised", "invalid", "refused"] = "refused"
+    kind: ErrorKind = "refused"
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Begin a training on the double's GPU; ``others`` are the rows of other ranks."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID[4:]))
     monkeypatch.setattr(use_module, "GPUSampler", partial(GPUSampler, interval_s=0.001))
-    monkeypatch.setattr(use_module.AutoConfig, "from_pretrained", lambda path: CONFIG)
+    monkeypatch.setattr(use_module, "read_config", lambda path, key: CONFIG)
     monkeypatch.setattr(use_module, "rank_zero_info", warnings.warn)
     begun = []
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -97,6 +98,20 @@ def check_config_file(path: Path) -> dict[str, Any]:
     if other := [key for key in content if not isinstance(key, str)]:
         raise ConfigError(f"{path}: the key {other[0]!r} is no text: remove it.")
     return content
+
+
+def last_class(key: str, arguments: Sequence[str], contents: Iterable[Any]) -> str | None:
+    """Return the class that a run names last for ``key``, in its files or on the command line, or ``None``."""
+    section, _, name = key.partition(".")
+    blocks = [content[section] for content in contents if isinstance(content.get(section), dict)]
+    named = [block.get(name) for block in blocks]
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if found := re.fullmatch(rf"--{key}(?:\.class_path)?(?:=(.*))?", argument, re.DOTALL):
+            text = value if found[1] is None else found[1]
+            with suppress(ConfigError, yaml.YAMLError, ValueError, TypeError):  # the parser says what is wrong with it
+                named.append(load_yaml(text) if text.startswith("{") else text)
+    classes = [value.get("class_path") if isinstance(value, dict) else value for value in named]
+    return next((each for each in reversed(classes) if isinstance(each, str)), None)
 
 
 def load_yaml(text: str, path: str | Path | None = None) -> Any:

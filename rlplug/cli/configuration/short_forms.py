@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import yaml
-
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins
 
@@ -156,19 +154,6 @@ def with_defaults(arguments: list[str], contents: Iterable[Any]) -> list[str]:
         engines: Iterable[Any] = registry.each("rollouts")
         added += ["--model.rollout", max(engines, key=lambda engine: engine.preference("cuda")).__name__]
     return [*arguments[:1], *added, *arguments[1:]]
-
-
-def last_class(key: str, arguments: Sequence[str], contents: Iterable[Any]) -> str | None:
-    """Return the class that a run names last for ``key``, in its files or on the command line, or ``None``."""
-    section, _, name = key.partition(".")
-    blocks = [content[section] for content in contents if isinstance(content.get(section), dict)]
-    named = [block.get(name) for block in blocks]
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if found := re.fullmatch(rf"--{key}(?:\.class_path)?(?:=(.*))?", argument, re.DOTALL):
-            text = value if found[1] is None else found[1]
-            named.append(yaml.safe_load(text) if text.startswith("{") else text)
-    classes = [value.get("class_path") if isinstance(value, dict) else value for value in named]
-    return next((each for each in reversed(classes) if isinstance(each, str)), None)
 
 
 def _is_given(key: str, arguments: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> bool:

@@ -125,3 +125,4 @@ def test_an_optimizer_has_no_options_of_the_default_one(tmp_path: Path) -> None:
         assert (written.lr, written.momentum, written.weight_decay, written.fused) == (1e-5, 0.9, 0.0, None)
     cli = read_command(ConfiguredCLI, [*FIT, "--model.optimizer.lr=0.5"])
     assert cli.config.fit.model.optimizer.init_args.fused is True
+    assert refused("--model.optimizer={class_path: [").startswith("model.optimizer: ")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rlplug_plan.engine_sizes import requests_at_once
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.resize import with_budget, with_rows
 
@@ -42,10 +43,7 @@ def with_adapters(facts: MemoryInputs, _: Any) -> MemoryInputs:
 
 def kept_completions(facts: MemoryInputs) -> str:
     """Return what a smaller cache costs."""
-    engine = facts.engine
-    assert engine is not None
-    held = engine.kv_cache // max(1, facts.sizes.longest * engine.kv_bytes_per_token)
-    return f"the cache holds {held} of a step's {facts.completions} completions at once"
+    return f"the cache holds {requests_at_once(facts)} of a step's {facts.completions} completions at once"
 
 
 def adds(recompute: str) -> Callable[[MemoryInputs, Any], MemoryInputs]:

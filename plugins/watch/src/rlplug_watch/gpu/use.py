@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from transformers import AutoConfig
 
 from rlplug.interfaces import RunObserver
+from rlplug.models.hf_files import read_config
 from rlplug.types import Rollout
 from rlplug_watch.gpu.mfu import TokenCounts, UpdateCost, peak_flops
 from rlplug_watch.gpu.nvml import MEASURES, GPUSampler, Samples
@@ -77,7 +77,7 @@ class GPUUse(RunObserver, Callback):
         if found := [reason for reason, holds in reasons.items() if holds]:
             rank_zero_info(f"throughput/mfu is not given: {found[0]}.")
             return
-        model = AutoConfig.from_pretrained(config.policy.path).get_text_config()
+        model = read_config(config.policy.path, "model.policy").get_text_config()
         self._cost = UpdateCost.of(model, is_frozen=config.lora is not None)
         self._num_epochs = config.batch.num_epochs
 
