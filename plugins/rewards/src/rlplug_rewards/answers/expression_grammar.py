@@ -72,7 +72,7 @@ class Grammar(ABC):
         return total
 
     def product(self, depth: int) -> Compute:
-        total = self.signed(depth)
+        begin, total = self.at, self.signed(depth)
         while token := self.peek():
             if token in ("*", "\\cdot", "\\times"):
                 self.take()
@@ -81,9 +81,9 @@ class Grammar(ABC):
                 self.take()
                 total = node(divide, total, self.signed(depth))
             elif self.begins_factor(token):
-                if is_number(token) and is_number(self.tokens[self.at - 1]):
+                if is_number(token) and is_number(self.tokens[self.at - 1]) and self.at - begin == 1:
                     raise Unreadable("two numbers follow each other")
-                total = node(multiply, total, self.power(depth))
+                begin, total = self.at, node(multiply, total, self.power(depth))
             else:
                 break
         return total

@@ -26,6 +26,12 @@ SENTENCE: Final = re.compile(r"[A-Z][a-z]+\s+[a-z]{2,}\s")
 CONDITION: Final = re.compile(r"(?P<value>[^,;]*[\d)}A-Za-z])\s*\(?\s*«?\s*\b(?:when|for|where|provided|given)\b[^,;]*")
 """A value under one condition, as ``11 for n >= 2``; of several only a function by cases says which is meant."""
 
+ANY_INTEGER: Final = re.compile(
+    r"(?<=\S)\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*(?:where|for|for (?:any|all|some)|with)?\s*\})?\s*"
+    r"\b[kmn]\s*(?:\\in|∈)\s*(?:\\mathbb\s*\{?\s*[ZN]\s*\}?|\\Z|[ℤℕ])\s*\)?[\s$.]*$"
+)
+"""That a symbol of a general solution is any integer, which answers often leave out."""
+
 LABELLED: Final = re.compile(r"«?\s*(?:\([A-J]\)|[A-J][).:])\s*»?\s*(?P<value>\S.*)")
 """An answer behind the letter of its choice, as ``(D) 4``."""
 
@@ -91,6 +97,8 @@ def _is_answer(value: Value | None) -> bool:
         if len(words) < len(value.parts):
             return not words and all(map(_is_answer, value.parts))
         return all(" " not in word and len(word) <= LONGEST_WORD for word in words)
+    if isinstance(value, Relation) and isinstance(value.right, Words):
+        return " " not in value.right.text
     return value is not None and not isinstance(value, Words)
 
 
@@ -98,8 +106,11 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     """Return whether an answer means what a reference means."""
     if same_answers(reference, answer):
         return True
-    if any(same_answers(reference, side) for side in approximation(answer)):
+    sides, accepted = approximation(answer), approximation(reference)
+    if any(same_answers(one, side) for one in accepted or [reference] for side in sides or [answer]):
         return True
+    if (shorter := ANY_INTEGER.sub("", reference)) != reference and not ANY_INTEGER.search(answer):
+        return is_same(shorter, answer, fallback)
     if "=" not in reference and (total := SUM.match(answer)) is not None:
         return is_same(reference, answer[total.end() :], fallback)
     if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:

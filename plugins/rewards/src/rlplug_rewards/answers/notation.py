@@ -131,6 +131,8 @@ TEXT: Final = re.compile(
 OVER: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
 ROW: Final = "\x02"
 """What ends a row of a matrix, while a text is rewritten."""
+TIMES: Final = re.compile(r"(\d\s*(?:«?\s*[a-z]{1,2}\s*»?)?)\s+x\s+(?=\d)")
+"""An x between numbers, or lengths, that multiplies them: ``10 cm x 5 cm``."""
 STYLE: Final = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)(?![A-Za-z])\s*(?=\{|[A-Za-z\\])"
 )
@@ -190,6 +192,7 @@ def clean(text: str) -> str:
     text = re.sub(r"«\s*([$€£¥])\s*»", r"\1", text)
     text = re.sub(r"(?<=\S)\s*«\s*\((?!\s*base)[^()»]*\)\s*»$", "", text)  # a remark
     text = STYLE.sub("", text)
+    text = TIMES.sub(r"\1\\times ", text)
     text = in_one_notation(text)
     if r"\equiv" in text:
         text = text.replace(r"\bmod", r"\pmod")
@@ -218,7 +221,7 @@ def _characters(text: str) -> str:
 
 
 def _without_emphasis(text: str) -> str:
-    for mark in ("***", "**", "__", "`", "*", '"'):
+    for mark in ("***", "**", "__", "`", "*", '"', "'"):
         while len(text) > 2 * len(mark) and text.startswith(mark) and text.rstrip(".,").endswith(mark):
             text = text.rstrip(".,")[len(mark) : -len(mark)].strip()
     return text.replace("**", "") if text.count("**") == 2 and re.search(r"\*\*\s|\s\*\*|^\*\*|\*\*$", text) else text
@@ -227,7 +230,7 @@ def _without_emphasis(text: str) -> str:
 def _without_delimiters(text: str) -> str:
     r"""Return a text without ``$``, ``\(`` and the like around mathematics; a ``$`` of a currency stays."""
     text = re.sub(r"(?<!\\)\\[()]", " ", text)
-    text = re.sub(r"(?<!\\)\\[\[\]](?!\d)", " ", text)
+    text = re.sub(r"(?<!\\)\\[\[\]]", " ", text)
     text = text.replace("$$", " ")
     marks = [match.start() for match in re.finditer(r"\$", text)]
     if not marks:

@@ -13,33 +13,51 @@ CUE: Final = re.compile(
     r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
     r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
-    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]|答案\s*(?:是|为|：|:|=))",
+    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]"
+    r"|答案\s*(?:是|为|：|:|=)|答え\s*(?:は|：|:)|Ответ\s*:)",
     re.IGNORECASE | re.MULTILINE,
 )
 VERB: Final = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
     r"|need|needs|"
-    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|total of|to)\b"
-    r"|=|:|\\implies|\\Rightarrow|⇒|→)",
+    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|total of|(?<!\d\s)to)\b"
+    r"|=|:(?!\d)|(?<!\d):|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
+)
+SUPPOSED: Final = re.compile(
+    r"\b(?:wrong|incorrect|mistaken|tempting|naive|common|(?:if|had)\b.*\b(?:were|had been)|(?:some|one|you"
+    r"|people) (?:might|may|would|could))\b[^.!?\n]*$",
+    re.IGNORECASE,
+)
+"""What stands in a sentence before an answer that is not the one given: ``A common wrong answer is 7.``"""
+CONSEQUENCE: Final = re.compile(
+    r",?\s+(?:so(?! that| far| much| many)|thus|hence|therefore|giving|meaning(?: that)?|which (?:gives|means"
+    r"|is|equals))\s+",
+    re.IGNORECASE,
+)
+CIRCUMSTANCE: Final = re.compile(
+    r",?\s+(?:when|where|because|since|attained|achieved|reached|occurring)\b.*", re.IGNORECASE
 )
 NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
-    r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
+    r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
     r"|equals|given by|is|"
     r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
 LEAD: Final = re.compile(
-    r"^(?:(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently|accordingly|in total"
+    r"^(?:(?:[=-]>|[⇒⟹→∴]|(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently"
+    r"|accordingly|in total"
     r"|in conclusion|as a result|"
-    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i get|it is|it's|that's"
+    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i g[eo]t|it is|it's|that's"
     r"|this is|that is|there are|"
-    r"there is|which is|it equals|that)\b[,:]?\s*)+",
+    r"there is|which is|it equals|that)\b)[,:]?\s*)+",
     re.IGNORECASE,
 )
 ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?)\s+\(.*\)$")
 """A number with a remark in brackets, which is no product in prose."""
+IN_BRACKETS: Final = re.compile(r"[a-z]+(?:[ -][a-z]+){0,5}\s+\((-?\d[\d.,]*)\)", re.IGNORECASE)
+"""A number in words and, behind it, in digits."""
 CLAUSE: Final = re.compile(
     r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
     r"|so that|if|after|assuming|"
@@ -50,33 +68,46 @@ CLAUSE: Final = re.compile(
 DOUBT: Final = re.compile(
     r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess"
     r"|couldn['’]t|could|"
-    r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
+    r"\w+n['’]t|no idea|if|unless|impossible to|between\s+\\?[$€£]?-?\d|confidence|failed?|unclear|wrong"
+    r"|incorrect|should i|i think it)\b|\?\s*$",
     re.IGNORECASE,
 )
 BEHIND: Final = re.compile(
     r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+"
-    r"(?:(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms).+|(?:to|of)\s[^\d]+)",
+    r"(?:(?:for|in|after|from|by|with|at|during)\s(?!\d+\W*$|most|least|base|terms)(?:(?!\band \\?[$€£]?\d).)+"
+    r"|(?:to|of)\s[^\d]+)",
     re.IGNORECASE,
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
 CONTRAST: Final = re.compile(
-    r"\bnot\s+\\?\$?-?\d[^,.;\n]{0,30}?,?\s+but\s+(?:rather\s+)?|,\s+(?:and\s+)?not\s+\\?\$?-?\d[^,;\n]{0,30}?(?=[.;,](?:\s|$)|\n|$)",
+    r"\bnot\s+\\?\$?-?\d[^,.;\n]{0,30}?,?\s+but\s+(?:rather\s+)?"
+    r"|,\s+(?:and\s+)?not\s+\\?\$?-?\d[^,;\n]{0,30}?(?=[.;,](?:\s|$)|\n|$)",
     re.IGNORECASE,
 )
 """A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
 YES_OR_NO: Final = re.compile(r"(yes|no)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE)
 """An answer of one sentence, or a few, that begins with yes or no."""
 MARKS: Final = re.compile(
-    r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<![\w\\])_(?=\d[\d.,]*_(?!\w))|(?<=\d)_(?!\w|\{)|\\text(?:bf)?\{([^{}]{4,})\}"
+    r"</?(?:b|strong|i|em|u|p|br|code|span|div)(?:\s[^<>]*)?/?>|(?<![\w)])\*\*|\*\*(?![\w(])"
+    r"|(?<![\w\\])_(?=\d[\d.,]*_(?!\w))|(?<=\d)_(?!\w|\{)|\\text(?:bf)?\{([^{}]{4,})\}"
 )
 """Emphasis, and text in mathematics."""
+END_MARKS: Final = re.compile(
+    r"(?:\s*(?:\\(?:blacksquare|square|qed|Box|checkmark)(?![A-Za-z])"
+    r"|[■□▪∎✓✔✅☑\ufe0f\U0001f300-\U0001faff]))+(?=[\s$]*$)"
+)
+"""What ends a proof or a reply."""
+MATHEMATICS: Final = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 TOTAL: Final = re.compile(
-    r"(\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\s+(?:in total|in all|altogether)\W*$", re.IGNORECASE
+    r"(?P<number>\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\s+(?:in total|in all|altogether)\W*$"
+    r"|\b(?:for|making|giving) a total of (?P<behind>\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\W*$",
+    re.IGNORECASE,
 )
 """A number that a sentence ends with as its total."""
 BOUND: Final = re.compile(
     r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger"
-    r"|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
+    r"|smaller|other) than|up to|or (?:more|less|fewer)|squared|cubed|root of|(?:half|twice|double) (?:of )?\d|base"
+    r"|equation|figure|page|section)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
 CORRECTION: Final = re.compile(
@@ -99,68 +130,85 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
     text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
-    text = CONTRAST.sub("", MARKS.sub(lambda match: match[1] or "", text))
+    text = re.sub(r"\$\$\s*([^$]*?)\s*\$\$", r"$\1$", text)
+    text = CONTRAST.sub("", MARKS.sub(lambda match: match[1] or "", END_MARKS.sub("", text)))
     if not is_marked and (answer := YES_OR_NO.fullmatch(text.strip())) is not None:
         yield answer[1]
     text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
     if not text:
         return
-    cue = _last(CUE, text)
+    cue = None
+    for match in CUE.finditer(text):
+        cue = cue if SUPPOSED.search(text[: match.start()] + match[0]) else match
     if cue is not None:
         sentence = _first_sentence(text[cue.end() :])
         if sentence.strip(" *_:$"):
             if not _doubts(sentence):
                 yield from _parts_of_statement(sentence)
+                if cue[0].endswith((":", "：", "\n")) and '":' not in sentence:
+                    yield from _parts_of_sentence(sentence)
             return
     if is_marked:
         is_plain = "=" not in text and not BOUND.search(text) and not _doubts(text)
         if is_plain and (verb := _last(VERB, text)) is not None:
             yield from _parts_of_statement(text[verb.end() :])
         return
-    sentence = LEAD.sub("", _last_sentence(text))
+    sentence = LEAD.sub("", CONSEQUENCE.split(_last_sentence(text))[-1])
     if "\n" not in text and len(text) < 200 and not _doubts(text):
-        yield LEAD.sub("", text)
+        yield LEAD.sub("", CONSEQUENCE.split(text)[-1])
     if _doubts(sentence):
         return
     yield sentence
+    yield from _parts_of_sentence(sentence)
+    if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
+        yield from _only_number(sentence)
+
+
+def _parts_of_sentence(sentence: str) -> Iterator[str]:
+    """Yield the total that a sentence ends with, the number that it begins with, and what its last verb says."""
     if (total := TOTAL.search(sentence)) is not None:
-        yield total[1]
+        yield total["number"] or total["behind"]
     if (behind := BEHIND.fullmatch(sentence.rstrip(" ."))) is not None:
         yield behind[1]
+    short = CIRCUMSTANCE.sub("", sentence)
+    if short != sentence and re.search(r"\d", short) and (verb := _last(VERB, short)) is not None:
+        yield from _parts_of_statement(short[verb.end() :])
     verb = _last(VERB, sentence) or _last(NEARLY, sentence)
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
-    if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
-        yield from _only_number(sentence)
 
 
 def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
     whole = re.sub(r"\s+(?:left|remaining|more)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
-        whole = whole.rstrip("}\"' \n")
-    cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
+        whole = whole.rstrip("}\"' \n").lstrip("\"'")
+    cut = IN_BRACKETS.sub(r"\1", ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip()))
     if cut and cut != whole:
         yield cut
     yield whole
     if (behind := BEHIND.fullmatch(whole)) is not None:
         yield behind[1]
-    math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
-    if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
-        yield next(part for part in math[0] if part)
+    math = _mathematics(whole)
+    if len(math) == 1 and not re.search(r"\d", MATHEMATICS.sub("", whole)):
+        yield math[0]
 
 
 def _only_number(sentence: str) -> Iterator[str]:
     """Yield the only mathematics of a sentence, or its only number with the word behind it."""
     if len(sentence) > 400 or BOUND.search(sentence):
         return
-    math = [next(part for part in each if part) for each in re.findall(r"\$([^$\n]+)\$|\\\((.+?)\\\)", sentence)]
+    math = _mathematics(sentence)
     if len(math) == 1:
         yield math[0]
         return
     numbers = re.findall(r"(?<![A-Za-z\d_.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![A-Za-z\d_/^])", sentence)
     if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
         yield numbers[0].rstrip(",")
+
+
+def _mathematics(text: str) -> list[str]:
+    return [next(filter(None, match.groups())) for match in MATHEMATICS.finditer(text)]
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -178,7 +226,7 @@ def _after_correction(text: str) -> str:
     at = 0
     for match in CORRECTION.finditer(text):
         at = match.end()
-    return text[at:].lstrip(" ,.:;!-—") if text[at:].strip(" .,!") else text[:at]
+    return re.sub(r"^(?:[\s,.:;!—]|-\s)+", "", text[at:]) if text[at:].strip(" .,!") else text[:at]
 
 
 def _first_sentence(text: str) -> str:
@@ -193,7 +241,7 @@ def _last_sentence(text: str) -> str:
     while end < len(text) and text[end:].strip(" .*_\n"):
         begin = end
         end = _end_of_sentence(text, begin + 1)
-    return text[begin:end].strip(" \n#>-*")
+    return re.sub(r"^(?:[\s#>*]|-\s)+|[\s#>*-]+$", "", text[begin:end])
 
 
 def _end_of_sentence(text: str, begin: int) -> int:

@@ -29,6 +29,10 @@ PERCENT: Final = re.compile(
 )
 UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$])(?=[A-Za-z«\\¢])")
 KNOWN_UNIT_AT: Final = re.compile(r"(-?\s*[\d.,/]*\d\.?|.*[)}])(\s*)([A-Za-z]+(?:[\s/^A-Za-z\d{}*.-]*))")
+UNIT_FRACTION: Final = re.compile(
+    r"(?<=[\d})])\s*\\frac\s*\{\s*(m|[a-z][A-Za-z]+)\s*\}\s*\{\s*((?:[smhL]|[a-z][A-Za-z]+)(?:\s*\^\s*\{?\d\}?)?)\s*\}$"
+)
+"""A unit such as ``\\frac{km}{h}`` behind a number."""
 FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {
     "sqrt",
     "cbrt",
@@ -109,6 +113,7 @@ def read_ratio(text: str) -> Value | None:
 
 def read_quantity(text: str) -> Value | None:
     text = re.sub(r"(?<=\d)\s*\\Omega\s*$", " ohms", join(text))
+    text = UNIT_FRACTION.sub(r" \1/\2", text)
     text = re.sub(r"\\deg\s*([CF])\s*$", r"\\deg «\1»", text)
     shorter = PERCENT.sub("", text)
     if shorter != text:

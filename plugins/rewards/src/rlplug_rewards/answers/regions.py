@@ -28,6 +28,7 @@ DISTANCE: Final = re.compile(
     r"\|\s*([A-Za-z])\s*([+-][^|A-Za-z]+)?\|\s*(\\(?:le|ge)(?![A-Za-z])|<=|>=|<|>)\s*([^<>=|,;]+)"
 )
 """A symbol's distance from a number, such as ``|x - 2| < 3``."""
+MINUS: Final = re.compile(r"\\setminus(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-|-(?=\s*⦃)")
 PLAIN: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 
 
@@ -54,9 +55,10 @@ def read_region(text: str, is_part: bool = False) -> Region | None:
                 for part in re.split(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text)
             ]
         )
-    if re.search(r"\\setminus(?![A-Za-z])", text):
-        whole, _, removed = text.partition(r"\setminus")
-        return _without(read_region(whole, True), _points(removed))
+    if (minus := MINUS.search(text)) is not None:
+        removed = text[minus.end() :].strip()
+        part = _made([Span(at, at, True, True) for at in _points(removed)]) if "⦃" in removed else None
+        return _without(read_region(text[: minus.start()], True), part or read_region(removed, True))
     if text.strip() in (r"\mathbb{R}", r"\mathbb R"):
         return ALL
     if re.fullmatch(r"\s*[A-Za-z]\s*\\ne(?![A-Za-z])[^<>=]*", text) and r"\ne" not in text.partition(r"\ne")[2]:
@@ -121,7 +123,7 @@ def _inequality(text: str) -> Region | None:
         return None
     ends = [bound for bound in bounds if bound is not None]
     if sign == "!=":
-        return _named(_without(ALL, ends), left)
+        return _named(_without(ALL, _made([Span(end, end, True, True) for end in ends])), left)
     is_closed = sign.endswith("=")
     span = (
         Span(MINUS_INFINITY, ends[0], False, is_closed) if sign[0] == "<" else Span(ends[0], INFINITY, is_closed, False)
@@ -177,20 +179,18 @@ def _points(text: str) -> list[Expression]:
     return [point for point in points if point is not None]
 
 
-def _without(region: Region | None, points: list[Expression]) -> Region | None:
-    if region is None or not points:
+def _without(region: Region | None, removed: Region | None) -> Region | None:
+    """Return what is left of a region, or ``None`` where nothing or nobody knows what is removed."""
+    if removed is None or not removed.spans:
         return None
-    for point in points:
-        parts = []
-        for span in region.spans:
-            if _compare(span.low, point) < 0 < _compare(span.high, point):
-                parts += [Span(span.low, point, span.has_low, False), Span(point, span.high, False, span.has_high)]
-            else:
-                has_low = span.has_low and _compare(span.low, point) != 0
-                has_high = span.has_high and _compare(span.high, point) != 0
-                parts.append(Span(span.low, span.high, has_low, has_high))
-        region = Region(tuple(parts), region.name)
-    return region
+    gaps, low, has_low = [], MINUS_INFINITY, False
+    for span in removed.spans:
+        if _compare(low, span.low) < 0 or (has_low and not span.has_low):
+            gaps.append(Span(low, span.low, has_low, not span.has_low))
+        low, has_low = span.high, not span.has_high
+    if _compare(low, INFINITY) < 0:
+        gaps.append(Span(low, INFINITY, has_low, False))
+    return _common([region, Region(tuple(gaps))])
 
 
 def _joined(regions: Iterable[Region | None]) -> Region | None:
