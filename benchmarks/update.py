@@ -37,12 +37,12 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
 from rlplug_optims.shared_prefixes.layout import PrefixLayout
+from rlplug_optims.state_offload import StateOffload
 from rlplug_trainer_titan import TorchTitan
 from shapes import add_workload, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 from torch import nn
 from update_comparison import Comparison
 
-from rlplug.distributed.state_offload import StateOffload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig, ModelTrainer, Optimization

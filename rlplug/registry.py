@@ -137,6 +137,18 @@ class Registry:
             return registration.factory
         raise ConfigError(self.explain_unknown(kind, name))
 
+    def get_for(self, what: str, name: str) -> Any:
+        """Return the class of ``classes`` that does what is asked for, such as by a key.
+
+        Raises:
+            ConfigError: No plugin brings it; the message says which one would.
+            PluginError: It cannot be imported.
+        """
+        if ("classes", name) not in self._registrations:
+            how = self.how_to_get(distribution_of("classes", name) or name)
+            raise ConfigError(f"{what} comes with {how} Or leave it out.")
+        return self.get("classes", name)
+
     def import_named(self, names: Container[str]) -> None:
         """Import the registered classes among ``names``, of any kind: jsonargparse finds those that are imported.
 

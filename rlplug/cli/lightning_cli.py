@@ -146,9 +146,8 @@ def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     others = [each for each in callbacks if not isinstance(each, RunFolder | RLCheckpoint | StepProfiler)]
     called: list[Callback] = [each for each in others if isinstance(each, EarlyStopping | ModelCheckpoint)]
     if called:
-        from rlplug.cli.lightning_callbacks import LightningCallbacks
-
-        called = [LightningCallbacks(called), *called]
+        make = plugins().registry.get_for(type(called[0]).__name__, "LightningCallbacks")
+        called = [make(called), *called]
     return [*first, *(each for each in others if each not in called), *called, *last, *profiling]
 
 

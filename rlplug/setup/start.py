@@ -113,6 +113,8 @@ class RunModule(LightningModule):
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
         check_plugins(strategy)
         check_machine(config, inputs, strategy)
+        if config.memory.offload != "none":
+            plugins().registry.get_for("model.memory.offload", "StateOffload")
         plan = None
         if stage != "fit":
             check_rollout(config, inputs)
@@ -159,9 +161,7 @@ class RunModule(LightningModule):
         models, plan, stop = self.models, self.parts.plan, self.stop_signal
         self.offload = Offload()
         if config.memory.offload != "none":
-            from rlplug.distributed.state_offload import StateOffload
-
-            self.offload = StateOffload(
+            self.offload = plugins().registry.get_for("model.memory.offload", "StateOffload")(
                 config.memory.offload,
                 strategy.root_device,
                 trained=[model for model in (models.policy, models.critic) if model is not None],

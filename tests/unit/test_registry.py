@@ -130,6 +130,13 @@ def test_unknown_name_of_a_published_plugin_names_the_package(registry, package,
         registry.get("algorithms", name)
 
 
+def test_a_feature_of_a_plugin_that_is_missing_names_its_key_and_the_package(registry):
+    """Alone catches a feature that left the core, and whose key then ends a run without a word on what to install."""
+    message = r"^model\.memory\.offload comes with rlplug-optims: pip install rlplug-optims\. Or leave it out"
+    with pytest.raises(ConfigError, match=message):
+        registry.get_for("model.memory.offload", "StateOffload")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_a_registration_hook(kind):
     from rlplug import hookspecs

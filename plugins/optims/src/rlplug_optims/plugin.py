@@ -34,7 +34,8 @@ def rlplug_register_optimizations(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_classes(registry: Registry) -> None:
-    registry.add("classes", "rlplug_optims.muon:Muon")
+    for place in ("rlplug_optims.muon:Muon", "rlplug_optims.state_offload:StateOffload"):
+        registry.add("classes", place)
 
 
 @hookimpl

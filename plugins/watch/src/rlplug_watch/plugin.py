@@ -24,6 +24,7 @@ RLPLUG_API_VERSION = ">=3.1,<4"
 @hookimpl
 def rlplug_register_classes(registry: Registry) -> None:
     for place in (
+        "rlplug_watch.lightning_callbacks:LightningCallbacks",
         "rlplug_watch.loggers.phase_spans:PhaseSpans",
         "rlplug_watch.loggers.prometheus:PrometheusLogger",
     ):
