@@ -29,8 +29,13 @@ PUBLIC = {
     "rlplug.rollout.source",
     # optimizations
     *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
-    *("rlplug.distributed.offload", "rlplug.distributed.storages"),
-    *("rlplug.distributed.fsdp_units", "rlplug.config", "rlplug.models.packing", "rlplug.training.row_layout"),
+    *(
+        "rlplug.distributed.offload",
+        "rlplug.distributed.fsdp_units",
+        "rlplug.config",
+        "rlplug.models.packing",
+        "rlplug.training.row_layout",
+    ),
     # trainers
     *("rlplug.models.attention", "rlplug.models.attention.kernels", "rlplug.models.attention.products"),
     "rlplug.models.attention.sequences",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from rlplug_optims.state_offload import CHUNK_BYTES, OffloadedTensors, StateOffload
+from rlplug_optims.state_offload import CHUNK_BYTES, OffloadedTensors, StateOffload, distinct_storages
 from rollout_generators import generator_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.offload import Offload
-from rlplug.distributed.storages import distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins

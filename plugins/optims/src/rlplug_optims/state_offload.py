@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from rlplug.distributed.offload import Offload, OffloadMode
-from rlplug.distributed.storages import distinct_storages
 from rlplug.types import GIB
 
 CHUNK_BYTES: Final = 1 << 26
@@ -213,7 +214,27 @@ class StateOffload(Offload):
         self._seconds += time.perf_counter() - began
 
 
+def distinct_storages(tree: Any, device: torch.device) -> list[tuple[torch.UntypedStorage, int]]:
+    """Return the distinct storages of the tensors of a tree that are on ``device``, with their sizes in bytes."""
+    found: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    for leaf in tree_leaves(tree):
+        for tensor in _plain_tensors(leaf):
+            storage = tensor.untyped_storage()
+            if tensor.device.type == device.type and storage.nbytes():
+                found[storage.data_ptr()] = (storage, storage.nbytes())
+    return list(found.values())
+
+
 def _shards(networks: Sequence[nn.Module]) -> list[nn.Parameter]:
     shards = [parameter for network in networks for parameter in network.parameters()]
     assert all(isinstance(shard, DTensor) for shard in shards), "a network is still gathered"
     return shards
+
+
+def _plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the plain tensors inside a DTensor or a quantised tensor, or a plain tensor itself."""
+    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:  # torch 2.13 names the mesh too
+            yield from _plain_tensors(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value

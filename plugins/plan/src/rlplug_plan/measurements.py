@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
+from rlplug_optims.state_offload import distinct_storages
 
-from rlplug.distributed.storages import distinct_storages
 from rlplug.interfaces.memory import PLAN_PHASES, PlanPhase
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.types import GIB

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from rlplug_optims.state_offload import distinct_storages
 from torch import nn
 from torch.optim import Optimizer
 
 from rlplug.config import RunConfig
-from rlplug.distributed.storages import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import PluginError
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
