@@ -102,9 +102,9 @@ class RLCLI(LightningCLI):
         run_folder.config_yaml = self.config_yaml
         is_first = getattr(rank_zero_only, "rank", 0) == 0  # only this rank knows which checkpoint is whole
         if run_folder.resumed_from is not None and self.subcommand == "fit" and is_first:
-            from rlplug.cli.configuration.resume import changes_since
+            from rlplug.cli.configuration.resume import config_of
 
-            run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
+            run_folder.former_config = config_of(run_folder.resumed_from)
 
     def before_fit(self) -> None:
         """Let a signal close what is started from now on, and refuse a folder that cannot be made."""

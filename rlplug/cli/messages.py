@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, get_type_hints
 
+from rlplug.cli.configuration.early_checks import hint, unknown_key
+from rlplug.config import RunConfig
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, RLPlugError, causes_of, describe, did_you_mean, shorten
 from rlplug.interfaces.checks.calls import failed_call
@@ -53,6 +56,69 @@ _WRONG_CLASS: Final = re.compile(
 _LIBRARY: Final = re.compile(r"/site-packages/(torch|lightning)/")
 """Files of which a frame says little about who needed memory."""
 _ABSTRACT: Final = re.compile(r"Expected an instantiatable class, but (\S+) is abstract")
+
+
+MAX_LENGTH: Final = 800
+"""Longest message of the parser, in characters."""
+_UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)")
+_UNKNOWN_WORD: Final = re.compile(r"unrecognized arguments: ([^\s-]\S*)")
+_UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
+_NO_SUBCLASS: Final = re.compile(r"Subclasses are disabled for (\w+), thus '([^']+)'")
+_MISSING: Final = re.compile(r"arguments are required: (.+)")
+
+
+def explain_error(message: str, ex: Exception | None, keys: Callable[[], list[str]], command: str) -> str:
+    """Return an error of the parser in words of its key.
+
+    Args:
+        message: What jsonargparse says.
+        ex: What it raised, if it did.
+        keys: Returns every key of the parser.
+        command: The command, such as ``fit``.
+    """
+    key, body = _split_key(message)
+    if (problem := explain_import(ex)) is not None:
+        return _cut(problem if key is None else f"{key}: {problem}")
+    if found := _MISSING.search(message):
+        lacking = " and ".join(re.sub(r"\b(?:fit|validate)\.", "", found[1]).split(", "))
+        example = " configs/quickstart.yaml is a complete configuration." if "." in lacking else ""
+        return f"the configuration lacks {lacking}: set it.{example}"
+    if key is None and (found := _UNKNOWN_WORD.search(message)) and (fix := _explain_word(found[1], keys(), command)):
+        return fix
+    if key is None and (found := _UNKNOWN_KEY.search(message)):
+        return unknown_key(next(filter(None, found.groups())), keys())
+    if key is None and (found := _UNKNOWN_OPTION.search(message)):
+        options = [name for name in keys() if name != "config" and not name.endswith("help")]
+        known = "All keys: rlplug fit --help=all" if "model" in options else f"Options: {', '.join(options)}."
+        return f"there is no option {found[1]!r}.{hint(found[1], options)} {known}"
+    if found := _NO_SUBCLASS.search(message):
+        blocks = [f"model.{name}" for name, each in get_type_hints(RunConfig).items() if found[1] in str(each)]
+        return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."
+    return _cut(" ".join(message.split()) if key is None else explain_value(key, body))
+
+
+def _explain_word(word: str, keys: Sequence[str], command: str) -> str | None:
+    """Return what to write for a word without ``--``, or ``None`` where it is neither key nor configuration."""
+    name, equals, value = word.lstrip("+").partition("=")
+    depth = max(1, name.count("."))
+    parents = [name.rsplit(".", number)[0] for number in range(depth)]  # a class's options have its key
+    if equals and not {*parents}.isdisjoint(keys):
+        return f"write --{name} {'VALUE' if value[:1] in tuple('[{') else value}: keys begin with --."
+    if word.endswith((".yaml", ".yml")) or os.path.isfile(word):
+        return f"give the configuration {word} with -c, as in: rlplug {command} -c {word}"
+    return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 100]} ... {text[-80:]}"
+
+
+def _split_key(message: str) -> tuple[str | None, list[str]]:
+    """Return the key that jsonargparse's message is about, and its other lines."""
+    found = re.match(r'Parser key "([^"]+)":|--(\S+)\.help:', message)
+    if found is None:
+        return None, []
+    return found[1] or found[2], [line for line in message[found.end() :].splitlines() if line.strip()]
 
 
 def explain_failure(error: Exception) -> tuple[str, bool]:

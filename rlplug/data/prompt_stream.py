@@ -7,23 +7,13 @@ import json
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import RunError
 from rlplug.types import Prompt, Sample
-
-_CHANGES: Final = {
-    "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",
-    "uids": "the names or the order of the prompts (data.train)",
-    "token_ids": "the tokens of the prompts (their text, data.chat, data.system_prompt or the tokenizer)",
-    "shuffle": "data.shuffle",
-    "seed": "data.seed",
-}
-"""Description of the change for each part of the fingerprint."""
 
 
 class TrainingPrompts(ABC):
@@ -133,29 +123,9 @@ class PromptStream(TrainingPrompts):
         Raises:
             ConfigError: The position was saved for other prompts or another order.
         """
-        saved = state["fingerprint"]
-        if not _CHANGES.keys() <= saved.keys():
-            raise ConfigError(
-                "The checkpoint was written with another kind of source in data.train, such as a mixture or one that "
-                "streams: name that source again, or start a new run from its weights."
-            )
-        changed = [key for key in _CHANGES if saved[key] != self._fingerprint[key]]
-        if changed:
-            # name the first one, the cause: another number of prompts always changes the hashes too
-            first = changed[0]
-            is_hash = first in ("uids", "token_ids")
-            values = "" if is_hash else f": {saved[first]} then, {self._fingerprint[first]} now"
-            raise ConfigError(
-                f"The checkpoint cannot be resumed on these prompts. What changed is {_CHANGES[first]}{values}. "
-                "Restore what the checkpoint was trained with, or start a new run from its weights."
-            )
-        if saved["answers"] != self._fingerprint["answers"]:
-            rank_zero_warn(
-                "data.train has other answers or metadata than when the checkpoint was written: rewards use the new "
-                "ones from here on."
-            )
-        if unused := sorted(state.keys() - {"epoch", "position", "fingerprint"}):
-            rank_zero_warn(f"data.train does not use the checkpoint's {', '.join(unused)} any more: left out.")
+        from rlplug.data.same_prompts import check_same
+
+        check_same(state, self._fingerprint)
         self.epoch, self.position = state["epoch"], state["position"]
         self._order = self._epoch_order()
 

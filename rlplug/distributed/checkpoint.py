@@ -10,9 +10,9 @@ from typing import Any, Final
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlplug.distributed.checkpoints.files import CONFIG, FOLDER, list_checkpoints
+from rlplug.distributed.checkpoints.files import FOLDER, list_checkpoints
 from rlplug.distributed.durable_files import explained, reason, sync
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import RunError
 from rlplug.types.ranges import Count, Steps, check_ranges
 
 MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
@@ -153,21 +153,6 @@ class RLCheckpoint(Callback):
                 shutil.rmtree(partial)
         except OSError as error:
             _say(trainer, f"old checkpoints in {final.parent} could not be removed: {reason(error)}")
-
-
-def newest_checkpoint(run_dir: Path) -> Path:
-    """Return the newest complete checkpoint of a run.
-
-    Raises:
-        ConfigError: The folder is not a run, or the run ended before its first checkpoint.
-    """
-    if found := list_checkpoints(run_dir):
-        return found[-1]
-    if not (run_dir / CONFIG).exists():
-        raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no {CONFIG}).")
-    raise ConfigError(
-        f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
-    )
 
 
 def _partial(final: Path) -> Path:

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlplug.distributed.durable_files import of_user
+from rlplug.distributed.checkpoints.files import EXPORTED
+from rlplug.distributed.durable_files import of_user, remove, replace_folder
 from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -57,6 +58,29 @@ def export_policy(
             files.append({name: tensor.to("meta") for name, tensor in weights.items()})
     if rank == 0:
         _finish(folder, files)
+
+
+def export_run(module: Any, run_dir: Path) -> list[Path]:
+    """Write a run's policy and, where one was trained, its adapter; return the folders that rank 0 wrote. Collective.
+
+    Args:
+        module: The :class:`RLModule`.
+        run_dir: Folder of the run.
+    """
+    config, inputs, rank = module.config, module.inputs, module.global_rank
+    partial = {name: run_dir / f"{name}.partial" for name in EXPORTED}
+    for folder in partial.values() if rank == 0 else ():
+        remove(folder)
+    by = config.model_trainer
+    export_policy(module.models.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
+    if config.lora is not None:
+        from rlplug.models.lora.files import export_adapter
+
+        export_adapter(module.models.policy, config.lora, config.policy, partial["adapter"], rank)
+    written = [name for name, folder in partial.items() if rank == 0 and folder.exists()]
+    for name in written:
+        replace_folder(partial[name], run_dir / name)
+    return [run_dir / name for name in written]
 
 
 def _save_configs(

@@ -23,7 +23,7 @@ class MetricsLog(Logger):
 
     Args:
         path: The file.
-        waits: Keep lines in memory until :meth:`cut_back`, because a file of a former run must not change before the
+        waits: Keep lines in memory until :meth:`end_wait`, because a file of a former run must not change before the
             resumed run is accepted.
     """
 
@@ -55,35 +55,15 @@ class MetricsLog(Logger):
         """Wait until all lines are on the disk."""
         self._rows.sync()
 
-    def cut_back(self, step: int, repeats_scores: bool = False) -> list[str]:
-        """Remove the lines that a run which resumes after ``step`` writes again, and write those that waited.
-
-        Args:
-            step: Last step to keep.
-            repeats_scores: Whether the scores of that step that came late are written again too.
-
-        Returns:
-            A sentence for each kind of line that is lost, as ``resumed_files.cut_back_lines``.
+    def end_wait(self) -> None:
+        """Write the lines that waited, and from now on each at once.
 
         Raises:
-            RunError: The file cannot be read or written.
+            RunError: The file cannot be written.
         """
-
-        from rlplug.distributed.checkpoints.resumed_files import cut_back_lines
-
-        def is_late(record: dict[str, Any]) -> bool:
-            return all(name == "step" or name.startswith("validate/") for name in record)
-
-        said = cut_back_lines(
-            self._rows.path,
-            step,
-            lambda record: not is_late(record),
-            lambda record: repeats_scores and record["step"] == step and is_late(record),
-        )
         if self._waiting:
             self._rows.append("".join(self._waiting))
         self._waiting = None
-        return said
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

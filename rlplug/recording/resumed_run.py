@@ -1,18 +1,30 @@
-"""What a resumed run does otherwise than the run that wrote its checkpoint, and which rows it writes again."""
+"""What a resumed run does first: it removes the rows that it writes again, and takes optimizers' new options."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, set_aside_after, set_exports_aside
+import torch
+import yaml
+
+from rlplug.distributed.checkpoints.files import OTHERS
+from rlplug.distributed.checkpoints.reader import READ_ERRORS
+from rlplug.distributed.checkpoints.resumed_files import (
+    cut_back_lines,
+    cut_back_metrics,
+    restore_lines,
+    set_aside_after,
+    set_exports_aside,
+)
 from rlplug.distributed.durable_files import whole_lines
 from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained
+from rlplug.recording.changes import Changes, changes_since
+from rlplug.recording.provenance import PROVENANCE
 from rlplug.recording.run_record import METRICS, REWARD_ERRORS, SAMPLES
 from rlplug.rollout.config import GROUPS
 from rlplug.setup.build import make_optimizers
@@ -22,39 +34,31 @@ if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.models.build import Models
 
-_OF_OPTIMIZERS: Final = (
-    "model.optimizer.",
-    "model.lr_scheduler",
-    "model.critic.optimizer.",
-    "model.critic.lr_scheduler",
-)
-_MOST_LINES: Final = 20
 
+def compare(
+    checkpoint: Path,
+    configs: tuple[Mapping[str, Any], str | None],
+    record: Mapping[str, Mapping[str, str]],
+    config: RunConfig,
+    allowed: Sequence[str],
+) -> Changes:
+    """Compare a checkpoint, whose files are not verified yet, with the run that resumes from it.
 
-@dataclass(frozen=True)
-class Changes:
-    """Keys whose values differ between the configuration of a checkpoint and that of the run that resumes from it."""
-
-    values: Mapping[str, tuple[Any, Any]]
-    """Former and new value by key; ``None`` where a key is not set."""
-
-    @property
-    def has_optimizer_options(self) -> bool:
-        """Whether the optimizers or their schedules have other options."""
-        return any(key.startswith(_OF_OPTIMIZERS) for key in self.values)
-
-    @property
-    def lines(self) -> list[str]:
-        """Lines that say what differs; none where nothing does."""
-        shown = [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in self.values.items()]
-        if len(shown) > _MOST_LINES:
-            shown = [*shown[:_MOST_LINES], f"  and {len(shown) - _MOST_LINES} more"]
-        return ["changed since the checkpoint:", *shown] if shown else []
-
-
-def _short(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    Args:
+        checkpoint: Its folder.
+        configs: Its configuration, and the run's as YAML; empty and ``None`` for a run from Python.
+        record: What the run's numbers come from.
+        config: Options of the run.
+        allowed: ``run.allow_changes``.
+    """
+    try:
+        former = torch.load(checkpoint / OTHERS, weights_only=True).get(PROVENANCE)
+    except READ_ERRORS:  # verifying says what is wrong with it
+        former = None
+    old, new = configs
+    both = (old, yaml.safe_load(new)) if old and new else ({}, {})
+    needs_weights = config.lora is not None or config.algorithm.needs.reference_policy
+    return changes_since(checkpoint, both, (former, record), allowed, needs_weights)
 
 
 def cut_back(
@@ -64,6 +68,7 @@ def cut_back(
     validation: ValidationConfig,
     writes_samples: bool,
     token_log: TokenLog | None,
+    kept_rows: Mapping[Path, Any],
 ) -> list[str]:
     """Remove what the run wrote after ``step`` and will write again; return lines that say so, and what is lost.
 
@@ -76,22 +81,25 @@ def cut_back(
         validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
         writes_samples: Whether the run writes samples of its steps.
         token_log: Its token log, if there is one.
+        kept_rows: Rows that the checkpoint keeps, compressed, uint8, by their file.
     """
     begins = validation.beside_training and validation.is_due(step)
 
     def is_repeated(record: dict[str, Any]) -> bool:
         return begins and record["step"] == step and record.get("phase") == "validate"
 
+    restored = [line for path, rows in kept_rows.items() for line in restore_lines(path, rows.numpy().tobytes())]
     steps = [record["step"] for record in whole_lines(folder / METRICS)]
     num_rows, newest = sum(each > step for each in steps), max(steps, default=step)
     removed = f", {num_rows} row{'s' * (num_rows > 1)} after it removed" if num_rows else ""
-    said = [f"resumed from step {step}{removed}"]
+    said = [f"resumed from step {step}{removed}", *restored]
     said += set_exports_aside(folder, newest)
     aside = set_aside_after(folder, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
     if aside is not None:
         said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
     last = step or -1  # the validation before the first step is repeated
-    said += metrics.cut_back(last, repeats_scores=begins)
+    said += cut_back_metrics(folder / METRICS, last, repeats_scores=begins)
+    metrics.end_wait()
     said += cut_back_lines(folder / GROUPS, last)
     said += [] if token_log is None else token_log.cut_back(last, aside)
     said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)

@@ -17,12 +17,10 @@ from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
     new_numbered_folder,
-    remove,
-    replace_folder,
     require_readable,
     write_file,
 )
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.observer import ExperimentLog, ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.interfaces.token_log import TokenLogOptions
@@ -33,6 +31,7 @@ from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
+from rlplug.recording.provenance import PROVENANCE, ROWS, kept_rows, provenance
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
@@ -44,7 +43,7 @@ MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries ou
 if MYPY:
     from lightning.pytorch import LightningModule
 
-    from rlplug.recording.resumed_run import Changes
+    from rlplug.recording.changes import Changes
 
 
 DEFAULT_COMPILE_CACHE: Final = "~/.cache/rlplug/compile"
@@ -68,6 +67,8 @@ class RunFolder(Callback, RunObserver):
             writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
+        allow_changes: What may differ from the checkpoint that a run resumes from: ``data``, ``code`` or keys of
+            ``model``.
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
             runs to load; ``null`` leaves it to each library.
         verbose: Print the batch plan, the memory plan and where compiled code is kept, before the first step.
@@ -84,6 +85,7 @@ class RunFolder(Callback, RunObserver):
         token_log_mib: Annotated[int, Range(1, 10**9)] = 1024,
         compile_cache: str | None = DEFAULT_COMPILE_CACHE,
         verbose: bool = False,
+        allow_changes: list[str] | None = None,
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step
@@ -91,6 +93,9 @@ class RunFolder(Callback, RunObserver):
         self.token_every_n_steps = token_every_n_steps
         self.token_log_mib = token_log_mib
         check_ranges(self, "run")
+        self.allow_changes = [] if allow_changes is None else allow_changes
+        if unknown := [key for key in self.allow_changes if key.partition(".")[0] not in ("data", "code", "model")]:
+            raise ConfigError(f"run.allow_changes has {unknown[0]!r}: give data, code, or keys of model.")
         self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report
@@ -99,8 +104,12 @@ class RunFolder(Callback, RunObserver):
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
         """Path of the checkpoint from which the run resumes; the command line sets it."""
+        self.former_config: Mapping[str, Any] = {}
+        """Configuration of that checkpoint; the command line sets it."""
         self.changes: Changes | None = None
-        """Keys that changed since that checkpoint; the command line sets them."""
+        """What has changed since that checkpoint."""
+        self._provenance: Mapping[str, Mapping[str, str]] = {}
+        self._kept_rows: Mapping[Path, Any] = {}
         self.cache_note: str | None = None
         """Where compiled code is kept; the command line, which has set the variables, sets it."""
         self.path = Path()
@@ -133,6 +142,10 @@ class RunFolder(Callback, RunObserver):
         if problem is not None:
             raise RunError(problem)
         module.run_dir = self.path
+        if trainer.is_global_zero:
+            self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
+        if stage == "fit":
+            self._compare(module)
         given = plugins().hook.rlplug_make_observer()
         callbacks = [each for each in module.trainer.callbacks if each not in self._given]
         module.observers = Observers((*callbacks, *trainer.loggers), given, module.strategy)
@@ -154,10 +167,28 @@ class RunFolder(Callback, RunObserver):
         made = plugins().hook.rlplug_make_experiment_log(folder=self.path, trainer=trainer)
         self._experiment_log = ExperimentLog() if made is None else made
         trainer.loggers = [self._metrics, *trainer.loggers, *self._experiment_log.loggers]
-        if trainer.is_global_zero:
-            self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
-            if self._resumed is None:
-                self._accept()
+        if self._resumed is None:
+            self._accept()
+
+    def _compare(self, module: Any) -> None:
+        """Record what the numbers come from, and compare it with the checkpoint that the run resumes from. Collective.
+
+        Raises:
+            ConfigError: Something differs that cannot, or that ``allow_changes`` does not name.
+        """
+        problem = None
+        if self._trainer.is_global_zero:
+            self._provenance = provenance(module.config, module.data, self._record.values["versions"])
+            if self.resumed_from is not None:
+                from rlplug.recording.resumed_run import compare
+
+                configs = self.former_config, self.config_yaml
+                checkpoint, allowed = Path(self.resumed_from), self.allow_changes
+                self.changes = compare(checkpoint, configs, self._provenance, module.config, allowed)
+                self._record.values["changes"] = self.changes.recorded(self.path / RECORD)
+                problem = self.changes.problem
+        if (problem := module.strategy.broadcast(problem)) is not None:
+            raise ConfigError(problem)
 
     def _own_folder(self) -> tuple[Path, str | None]:
         """Return the folder of the run that is resumed, else a new one, locked; or why there is none."""
@@ -183,7 +214,9 @@ class RunFolder(Callback, RunObserver):
 
             step, validation = self._module.rollout_step, self._module.config.validation
             writes_samples, token_log = bool(self.samples_per_step), self._module.token_log
-            for line in cut_back(self.path, self._metrics, step, validation, writes_samples, token_log):
+            for line in cut_back(
+                self.path, self._metrics, step, validation, writes_samples, token_log, self._kept_rows
+            ):
                 say(line)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -214,7 +247,13 @@ class RunFolder(Callback, RunObserver):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
+        checkpoint[PROVENANCE] = self._provenance
         self._sync_rows()  # a run that goes on from the checkpoint cannot write them again
+        files = [self.path / METRICS, *(file.path for file in self._rows.values())]
+        checkpoint[ROWS] = kept_rows(files if trainer.is_global_zero else [])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._kept_rows = {self.path / name: rows for name, rows in checkpoint.get(ROWS, {}).items()}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -278,7 +317,10 @@ class RunFolder(Callback, RunObserver):
                 print_interrupted(module, self.path)
             return
         if self.export_policy:
-            self._export(trainer, module)
+            from rlplug.models.export import export_run
+
+            for written in export_run(module, self.path):
+                module.observers.policy_exported(written)
         if trainer.is_global_zero:
             step, last = module.rollout_step, module.plan.total_steps
             early = f"ended after step {step} of {last}, by trainer.max_time or a callback" if step < last else None
@@ -290,27 +332,6 @@ class RunFolder(Callback, RunObserver):
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
             rows = read_metrics(self.path / METRICS)
             print_summary(self.path, rows, seconds, lines, can_resume=self.config_yaml is not None)
-
-    def _export(self, trainer: Trainer, module: Any) -> None:
-        """Write the policy and, where one was trained, its adapter. Collective."""
-        from rlplug.models.export import export_policy
-
-        config, inputs, rank = module.config, module.inputs, trainer.global_rank
-        partial = {name: self.path / f"{name}.partial" for name in EXPORTED}
-        if trainer.is_global_zero:
-            for folder in partial.values():
-                remove(folder)
-        by = config.model_trainer
-        export_policy(module.models.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
-        if config.lora is not None:
-            from rlplug.models.lora.files import export_adapter
-
-            export_adapter(module.models.policy, config.lora, config.policy, partial["adapter"], rank)
-        if trainer.is_global_zero:
-            for name, folder in partial.items():
-                if folder.exists():
-                    replace_folder(folder, self.path / name)
-                    module.observers.policy_exported(self.path / name)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:

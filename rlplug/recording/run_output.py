@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.observability.outcome import held_out_reward, training_reward
 from rlplug.observability.terminal import invocation, make_table, say, show
 
@@ -97,6 +96,8 @@ def print_validation(metrics: Mapping[str, Any], run_dir: Path) -> None:
 
 def print_interrupted(module: Any, run_dir: Path) -> None:
     """Say where a run that was told to stop was saved, and how to go on."""
+    from rlplug.distributed.checkpoints.reader import newest_checkpoint
+
     say(
         f"\nStopped after step {module.rollout_step} of {module.plan.total_steps}; saved as "
         f"{newest_checkpoint(run_dir)}.\nGo on with: {invocation()} fit --resume {shlex.quote(str(run_dir))}"

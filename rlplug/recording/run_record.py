@@ -52,6 +52,7 @@ class RunRecord:
             "effects": [],
             "start": {},
             "compile_cache": compile_cache,
+            "changes": [],
             "hook_costs": [],
             "message": None,
         }

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, Job, Runs
+from command_line import ROOT, SMALL, Job, Runs
 from forked import ForkedProcess
 
 from rlplug.distributed.checkpoints.files import list_checkpoints
@@ -57,14 +57,43 @@ def test_model_checkpoint_keeps_the_step_with_the_best_metric(runs: Runs) -> Non
     assert [path.stem for path in (run_dir / "best").iterdir()] == [f"step={best['step']}"]
 
 
-def test_a_changed_learning_rate_takes_effect_and_changes_are_said(runs: Runs) -> None:
+def test_a_changed_learning_rate_takes_effect_and_lost_rows_come_back(runs: Runs) -> None:
+    """Alone catches rows of steps before the checkpoint that are gone because a log file was emptied in between."""
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
     options = ["--model.optimizer.init_args.lr", "1e-2", "--model.lr_scheduler", schedule, "--model.num_steps", "6"]
+    options += ["--run.allow_changes", "[model.optimizer, model.lr_scheduler]"]
     run_dir = resume(runs, "rate", *options)
+    written = {name: (run_dir / name).read_text() for name in ("metrics.jsonl", "samples.jsonl")}
+    for name in written:
+        (run_dir / name).write_text("")
     output = runs.ended("rate").output
     assert [row["policy/lr"] for row in rows(run_dir)[3:]] == [5e-4, 1e-2 / 16, 1e-2 / 32]
-    assert "model.optimizer.init_args.lr: 0.0005 -> 0.01\n" in output
-    assert "model.num_steps: 4 -> 6\n" in output
+    assert "  allowed  model.optimizer.init_args.lr: 0.0005 -> 0.01\n" in output
+    assert "  noted    model.num_steps: 4 -> 6\n" in output
+    assert all((run_dir / name).read_text().startswith(text) for name, text in written.items())
+    changes = json.loads((run_dir / "run.json").read_text())["changes"]
+    assert [each["what"] for each in changes if each["effect"] == "noted"] == ["model.num_steps: 4 -> 6"]
+
+
+def test_other_data_and_another_algorithm_are_refused_in_one_table(runs: Runs) -> None:
+    """Alone catches a change that the comparison knows and a run does not ask it about."""
+    lines = (ROOT / "examples" / "quickstart" / "train.jsonl").read_text().splitlines(keepends=True)
+    row = json.loads(lines[0])
+    changed = runs.folder / "other" / "train.jsonl"
+    changed.parent.mkdir()
+    changed.write_text("".join([json.dumps(row | {"answer": row["answer"][::-1] + "0"}) + "\n", *lines[1:]]))
+    options = ["--data.train.init_args.path", str(changed), "--model.algorithm", "RLOO", "--model.num_steps", "5"]
+    run_dir = resume(runs, "other data", *options)
+    before = {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"}
+    message = runs.ended("other data", 2).message
+    for named in (
+        "stops data answers: ",
+        "stops model.algorithm.class_path: rlplug_algos.GRPO -> rlplug_algos.RLOO",
+        "noted model.num_steps: 4",
+    ):
+        assert named in message
+    assert "--run.allow_changes '[data, model.algorithm]'" in message
+    assert {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"} == before
 
 
 @pytest.mark.parametrize("option", ["--model.batch.mini_batch_size=100", "--seed_everything=7", "--model.num_stepz=3"])

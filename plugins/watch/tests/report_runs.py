@@ -35,6 +35,7 @@ RUN = {
         ["mini_batch_size", "128 sequences", "each optimizer step sees this many: 2 optimizer steps a step"],
         ["max_tokens_per_gpu", "16,384", "a micro-batch is packed up to this; about 5 micro-batches in a mini-batch"],
     ],
+    "changes": [{"since": "step-00000004", "effect": "allowed", "what": "data answers: 3f2a -> 9b1c"}],
     "effects": ["Liger replaced 57 modules", "forward prefetch set on 28 modules"],
     "message": None,
 }

@@ -111,7 +111,13 @@ def test_the_report_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert f"{100 * first:.1f}% \u2192 {100 * last:.1f}%" in page.text
     for text in ("arithmetic", "finished", "2 \u00d7 NVIDIA H200", "mini_batch_size", "rlplug-rollout-vllm", "2.12.0"):
         assert text in page.text
-    for text in ("kl_coefficient: 0.001", "blocked: by name", "no verdict within 5 s", "Liger replaced 57 modules"):
+    for text in (
+        "kl_coefficient: 0.001",
+        "blocked: by name",
+        "no verdict within 5 s",
+        "Liger replaced 57 modules",
+        "data answers: 3f2a",
+    ):
         assert text in page.text
     assert "was not recorded" not in page.text
 
@@ -127,6 +133,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     (run_dir / "config.yaml").write_text(HOSTILE)
     run = RUN | {"status": HOSTILE, "message": HOSTILE, "device": HOSTILE, "versions": {HOSTILE: HOSTILE}}
     run |= {"batch_plan": [[HOSTILE] * 3], "plugins": [{"name": HOSTILE, "state": HOSTILE}], "effects": [HOSTILE]}
+    run |= {"changes": [{"since": HOSTILE, "effect": HOSTILE, "what": HOSTILE}]}
     (run_dir / "run.json").write_text(json.dumps(run))
     page = read_page(run_dir)
 

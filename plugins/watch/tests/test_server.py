@@ -130,7 +130,9 @@ def test_values_of_any_form_are_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "<img src=x onerror=alert(1)>", num_steps=5)
     keys = ["status", "message", "started", "finished", "device", "world_size"]
     deep = [[HOSTILE] * 9, {HOSTILE: HOSTILE}, None, 7]
-    lists = dict.fromkeys(["batch_plan", "memory_plan", "memory_notes", "effects", "hook_costs", "plugins"], deep)
+    lists = dict.fromkeys(
+        ["batch_plan", "memory_plan", "memory_notes", "effects", "hook_costs", "plugins", "changes"], deep
+    )
     (run / "run.json").write_text(json.dumps({**dict.fromkeys(keys, HOSTILE), **lists, "versions": {HOSTILE: deep}}))
     (run / "config.yaml").write_text(f"? [{'[' * 200}\n")
 

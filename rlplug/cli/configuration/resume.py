@@ -1,8 +1,7 @@
-"""``--resume``: which checkpoint a run goes on from, and what its new configuration changes."""
+"""``--resume``: which checkpoint a run goes on from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,22 +9,11 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from rlplug.cli.command_parser import take_option
-from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST, list_checkpoints, run_dir_of
-from rlplug.distributed.checkpoints.reader import NEWEST_WHOLE, newest_whole
+from rlplug.distributed.checkpoints.reader import NEWEST_WHOLE, newest_checkpoint, newest_whole
 from rlplug.distributed.durable_files import reason
 from rlplug.errors import ConfigError
-from rlplug.recording.resumed_run import Changes
 
-_REFUSED: Final = {
-    "seed_everything": "the random generators go on from the checkpoint",
-    "run.dir": "the run goes on in the folder of its checkpoint",
-    "model.lora.rank": "the checkpoint's adapters have it",
-    "model.lora.alpha": "it would scale what the adapters have learned",
-    "model.optimizer.class_path": "the checkpoint has no state for it",
-    "model.critic.optimizer.class_path": "the checkpoint has no state for it",
-}
-"""Reason for which a resumed run cannot follow a change of a key."""
 _BLOCKS: Final = ("trainer", "model", "data", "run", "checkpoint")
 """Every run writes them."""
 
@@ -98,32 +86,11 @@ def check_checkpoint(path: str) -> None:
     raise ConfigError(f"--ckpt_path {path} {problem}. Name one, such as runs/quickstart/001/checkpoints/step-00000050.")
 
 
-def changes_since(checkpoint: str | Path, config_yaml: str) -> Changes:
-    """Compare the configuration in a checkpoint with that of the run, as YAML.
+def config_of(checkpoint: str | Path) -> dict[str, Any]:
+    """Return the configuration in a checkpoint, which that of a run from Python does not have.
 
     Raises:
-        ConfigError: A change cannot take effect, or the file is damaged.
+        ConfigError: The file is damaged.
     """
     path = Path(checkpoint) / CONFIG
-    if not path.exists():  # a trainer without the command line has none; if it was lost, verifying finds that
-        return Changes({})
-    old, new = (dict(_flat(config)) for config in (read_config(path), yaml.safe_load(config_yaml)))
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    changes = Changes({key: (old.get(key), new.get(key)) for key in keys})
-    for key, why in _REFUSED.items():
-        if key in changes.values and key in old and key in new and (key != "run.dir" or run_dir_of(checkpoint)):
-            was, now = changes.values[key]
-            raise ConfigError(
-                f"{key} is {now}, and {was} in the checkpoint {checkpoint}: this cannot change when a run is resumed, "
-                f"because {why}. Leave it out, or start a new run."
-            )
-    return changes
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dicts and lists with their keys, joined by dots."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not parts and key:
-        yield key, value
-    for name, part in parts:
-        yield from _flat(part, f"{key}.{name}" if key else str(name))
+    return read_config(path) if path.exists() else {}  # if it was lost, verifying finds that

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
 from rlplug.distributed.checkpoints.files import (
+    CONFIG,
     MANIFEST,
     OTHERS,
     TENSORS,
@@ -38,7 +39,7 @@ from rlplug.distributed.checkpoints.files import (
     run_dir_of,
 )
 from rlplug.distributed.durable_files import reason
-from rlplug.errors import RLPlugError, RunError
+from rlplug.errors import ConfigError, RLPlugError, RunError
 
 NEWEST_WHOLE: Final = "newest-whole"
 """Value of ``--ckpt_path`` that stands for what :func:`newest_whole` returns."""
@@ -49,7 +50,22 @@ READ_ERRORS: Final = (
 _OPTION: Final = re.compile(r"optimizer_\d+\.param_groups\.\d+\.")
 
 
-# ---- verifying ----------------------------------------------------------------------------------------------------
+# ---- choosing and verifying ---------------------------------------------------------------------------------------
+
+
+def newest_checkpoint(run_dir: Path) -> Path:
+    """Return the newest complete checkpoint of a run.
+
+    Raises:
+        ConfigError: The folder is not a run, or the run ended before its first checkpoint.
+    """
+    if found := list_checkpoints(run_dir):
+        return found[-1]
+    if not (run_dir / CONFIG).exists():
+        raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no {CONFIG}).")
+    raise ConfigError(
+        f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
+    )
 
 
 def newest_whole(run_dir: Path) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,23 @@ def set_exports_aside(run_dir: Path, step: int) -> list[str]:
     return said
 
 
+def restore_lines(path: Path, kept: bytes) -> list[str]:
+    """Write the lines again that a checkpoint keeps and their file has lost; return a sentence that says so.
+
+    Args:
+        path: The file, which may be absent.
+        kept: Its lines up to the checkpoint, compressed.
+    """
+    lines = zlib.decompress(kept).splitlines(keepends=True)
+    with explained(path):
+        found = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        num_lost = len(lines) - len({*lines} & {*found})
+        if num_lost:
+            with replaced(path) as partial:
+                partial.write_bytes(b"".join([*lines, *(line for line in found if line not in {*lines})]))
+    return [f"{path}: {num_lost} rows that were lost are written again, from the checkpoint."] if num_lost else []
+
+
 def cut_back_lines(
     path: Path,
     step: int,
@@ -90,6 +108,27 @@ def cut_back_lines(
                 if record is not None and record["step"] <= step and not is_repeated(record):
                     kept.write(line)
     return _losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
+
+
+def cut_back_metrics(path: Path, step: int, repeats_scores: bool = False) -> list[str]:
+    """Remove the lines of ``metrics.jsonl`` that a run which resumes after ``step`` writes again.
+
+    Args:
+        path: The file.
+        step: Last step to keep.
+        repeats_scores: Whether the scores of that step that came late are written again too.
+
+    Returns:
+        A sentence for each kind of line that is lost, as :func:`cut_back_lines`.
+    """
+
+    def is_late(record: dict[str, Any]) -> bool:
+        return all(name == "step" or name.startswith("validate/") for name in record)
+
+    def is_repeated(record: dict[str, Any]) -> bool:
+        return repeats_scores and record["step"] == step and is_late(record)
+
+    return cut_back_lines(path, step, lambda record: not is_late(record), is_repeated)
 
 
 def _losses(path: Path, num_torn: int, missing: set[int]) -> list[str]:

@@ -1,11 +1,11 @@
-"""What ``--resume`` makes of a command line, and what it says or refuses of a changed configuration."""
+"""What ``--resume`` makes of a command line."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
 
-from rlplug.cli.configuration.resume import changes_since, check_checkpoint, read_config, with_resume
+from rlplug.cli.configuration.resume import check_checkpoint, config_of, read_config, with_resume
 from rlplug.errors import ConfigError
 
 CONFIG = {
@@ -77,45 +77,6 @@ def test_what_is_no_checkpoint_is_refused(run_dir, path):
         check_checkpoint(path.replace("RUN", str(run_dir)))
 
 
-def changed(**values):
-    """Return the configuration with other values; ``__`` in a name stands for a dot."""
-    config = yaml.safe_load(yaml.dump(CONFIG))
-    for name, value in values.items():
-        *parents, last = name.split("__")
-        part = config
-        for parent in parents:
-            part = part[parent]
-        part[last] = value
-    return yaml.dump(config)
-
-
-def test_changes_are_said(run_dir):
-    """It catches an option that is taken, or left, without a word."""
-    checkpoint = run_dir / "checkpoints" / "step-00000004"
-    assert changes_since(checkpoint, yaml.dump(CONFIG)).lines == []
-    new = changed(
-        model__optimizer__init_args={"lr": 0.01, "eps": 1}, model__rewards=[{"class_path": "Other"}], more="x" * 99
-    )
-    changes = changes_since(checkpoint, new)
-    assert changes.lines == [
-        "changed since the checkpoint:",
-        "  model.optimizer.init_args.eps: not set -> 1",
-        "  model.optimizer.init_args.lr: 0.001 -> 0.01",
-        "  model.rewards.0.class_path: ExactMatch -> Other",
-        f"  more: not set -> {'x' * 57}...",
-    ]
-    assert changes.has_optimizer_options
-    assert not changes_since(checkpoint, changed(more=1)).has_optimizer_options
-    assert changes_since(checkpoint, changed(model__lr_scheduler={"class_path": "Cosine"})).has_optimizer_options
-    assert len(changes_since(checkpoint, changed(more=dict.fromkeys(range(99), 1))).lines) == 22
-
-
-@pytest.mark.parametrize("key", ["seed_everything", "run.dir", "model.optimizer.class_path"])
-def test_what_a_resumed_run_cannot_change_is_refused(run_dir, tmp_path, key):
-    checkpoint = run_dir / "checkpoints" / "step-00000004"
-    new = changed(**{key.replace(".", "__"): "new"})
-    with pytest.raises(ConfigError, match=rf"^{key} is new, and .* in the checkpoint .*: this cannot change"):
-        changes_since(checkpoint, new)
-    elsewhere = checkpoint.rename(tmp_path / "elsewhere")  # from which a run in a new folder starts
-    if key == "run.dir":
-        assert changes_since(elsewhere, new).values == {key: ("runs/a", "new")}
+def test_the_configuration_of_a_checkpoint(run_dir, tmp_path):
+    assert config_of(run_dir / "checkpoints" / "step-00000004") == CONFIG
+    assert config_of(tmp_path) == {}  # of a run from Python

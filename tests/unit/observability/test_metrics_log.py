@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplug.distributed.checkpoints.resumed_files import cut_back_metrics
 from rlplug.observability.metrics_log import MetricsLog, read_metrics
 
 
@@ -74,12 +75,12 @@ def test_cut_back(path):
     for step in range(1, 6):
         logger.log_metrics({"a": float(step)}, step=step)
     resumed = MetricsLog(path)
-    assert resumed.cut_back(3) == []
+    assert cut_back_metrics(path, 3) == []
     assert [line["step"] for line in lines(path)] == [1, 2, 3]
     resumed.log_metrics({"a": 0.0}, step=4)
     assert lines(path)[-1] == {"step": 4, "a": 0.0}
     before = path.stat().st_mtime_ns
-    resumed.cut_back(4)
+    cut_back_metrics(path, 4)
     assert path.stat().st_mtime_ns == before  # nothing to drop, nothing written
 
 
@@ -88,9 +89,9 @@ def test_scores_that_came_late_are_written_again(path):
     logger = MetricsLog(path)
     for step, metrics in [(1, {"a": 1.0}), (1, {"validate/x": 0.5}), (2, {"validate/x": 0.5})]:
         logger.log_metrics(metrics, step=step)
-    assert logger.cut_back(2) == [f"{path}: rows of step 2 are missing, which the run cannot write again."]
+    assert cut_back_metrics(path, 2) == [f"{path}: rows of step 2 are missing, which the run cannot write again."]
     assert len(lines(path)) == 3
-    logger.cut_back(2, repeats_scores=True)
+    cut_back_metrics(path, 2, repeats_scores=True)
     assert lines(path) == [{"step": 1, "a": 1.0}, {"step": 1, "validate/x": 0.5}]
 
 
@@ -112,7 +113,8 @@ def test_any_end_of_the_file_is_cut_back(tmp_path_factory, end, tail, step):
     resumed = MetricsLog(path, waits=True)
     resumed.log_metrics({"a": 0.5}, step=step + 1)  # before the run is accepted
     assert path.read_bytes() == whole[:end] + tail
-    said = resumed.cut_back(step)
+    said = cut_back_metrics(path, step)
+    resumed.end_wait()
 
     steps = [line["step"] for line in lines(path)]
     assert steps[-1] == step + 1
@@ -120,10 +122,10 @@ def test_any_end_of_the_file_is_cut_back(tmp_path_factory, end, tail, step):
     assert any("are missing" in line for line in said) == bool(set(range(1, step + 1)) - set(steps))
     ended = whole[:end].count(b"\n") + (tail.startswith(b"\n") and whole[end : end + 1] == b"\n")
     assert steps[: min(step, ended)] == list(range(1, min(step, ended) + 1))
-    assert MetricsLog(path).cut_back(step + 1) == [line for line in said if "are missing" in line]
+    assert cut_back_metrics(path, step + 1) == [line for line in said if "are missing" in line]
 
 
 def test_without_a_file(path):
     assert read_metrics(path) == []
-    MetricsLog(path).cut_back(0)
+    cut_back_metrics(path, 0)
     assert not path.exists()

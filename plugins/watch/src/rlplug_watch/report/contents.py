@@ -79,6 +79,8 @@ class Contents:
     memory: MemoryTable | None
     versions: list[tuple[str, str]]
     effects: list[str]
+    changes: list[str]
+    """What differed when the run was resumed."""
     hook_costs: list[HookCostRow]
     plugins: list[dict[str, str]]
 
@@ -100,9 +102,15 @@ def build_contents(run: RunData) -> Contents:
         memory=_memory(run.metrics, run.info),
         versions=_versions(run.info),
         effects=[str(effect) for effect in _list(run.info.get("effects"))],
+        changes=[_change(change) for change in _list(run.info.get("changes")) if isinstance(change, dict)],
         hook_costs=hook_costs(run.info.get("hook_costs"), process_seconds(run.info)),
         plugins=[_texts(plugin) for plugin in _list(run.info.get("plugins")) if isinstance(plugin, dict)],
     )
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    """Return a difference from the checkpoint that a run was resumed from, as a line."""
+    return f"{change.get('what')} ({change.get('effect')}, since {change.get('since')})"
 
 
 def _header(info: Mapping[str, Any]) -> Header:

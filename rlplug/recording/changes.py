@@ -1,0 +1,185 @@
+"""What differs between a run and the checkpoint that it resumes from, in one table, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rlplug.distributed.checkpoints.files import run_dir_of
+from rlplug.recording.provenance import flat
+
+_REFUSED: Final = {
+    "seed_everything": "the random generators go on from the checkpoint",
+    "run.dir": "the run goes on in the folder of its checkpoint",
+    "model.lora.rank": "the checkpoint's adapters have it",
+    "model.lora.alpha": "it would scale what the adapters have learned",
+    "model.optimizer.class_path": "the checkpoint has no state for it",
+    "model.critic.optimizer.class_path": "the checkpoint has no state for it",
+}
+"""Reason for which a resumed run cannot follow a change of a key."""
+_OF_POSITION: Final = {"num_prompts", "uids", "token_ids", "shuffle", "seed"}
+"""Parts of the fingerprint of prompts without which the position in them means nothing."""
+_DECIDES: Final = ("model", "data", "model.limits.max_grad_norm", "model.limits.on_nonfinite")
+_DOES_NOT: Final = (
+    *("data.val", "model.num_steps", "model.validation", "model.limits", "model.memory", "model.optimizations"),
+    *("model.weight_sync.bucket_mib", "model.rollout.init_args", "model.batch.max_tokens_per_gpu"),
+    *("model.batch.max_tokens_per_gpu_forward", "model.batch.micro_batch_size_per_gpu", "model.batch.share_prefixes"),
+    "model.trainer",  # of another one the weights have other names, which their reader refuses
+)
+"""Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one
+that a key is below counts; a key below none does not."""
+_OF_OPTIMIZERS: Final = (
+    "model.optimizer.",
+    "model.lr_scheduler",
+    "model.critic.optimizer.",
+    "model.critic.lr_scheduler",
+)
+_MOST_LINES: Final = 20
+
+Effect = Literal["refused", "stops", "allowed", "noted"]
+_EFFECTS: Final[Sequence[Effect]] = ("refused", "stops", "allowed", "noted")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference.
+
+    Attributes:
+        key: Key of the configuration, or section of the provenance and name: ``code examples/reward.py``.
+        effect: Whether it cannot be followed; ends exactness, and stops the run or is allowed to; or is noted.
+        reason: Why it is refused.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    effect: Effect
+    reason: str = ""
+
+    def __str__(self) -> str:
+        because = f" (cannot change: {self.reason})" if self.reason else ""
+        return f"{self.key}: {_short(self.old)} -> {_short(self.new)}{because}"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Differences between a checkpoint and the run that resumes from it, the gravest first."""
+
+    checkpoint: Path
+    rows: Sequence[Change]
+    is_recorded: bool = True
+    """Whether the checkpoint has more to compare than its configuration."""
+
+    @property
+    def has_optimizer_options(self) -> bool:
+        """Whether the optimizers or their schedulers have other options."""
+        return any(row.key.startswith(_OF_OPTIMIZERS) for row in self.rows)
+
+    @property
+    def lines(self) -> list[str]:
+        """The table; no lines where nothing differs."""
+        shown = [f"  {row.effect:<8} {row}" for row in self.rows]
+        if len(shown) > _MOST_LINES:
+            shown = [*shown[:_MOST_LINES], f"  and {len(shown) - _MOST_LINES} more"]
+        unknown = f"{self.checkpoint} recorded nothing but its configuration to compare: an older version wrote it"
+        table = ["changed since the checkpoint:", *shown] if shown else []
+        return table if self.is_recorded else [unknown, *table]
+
+    def recorded(self, record: Path) -> list[dict[str, str]]:
+        """Return the changes of earlier resumes, of which a ``run.json`` tells, and these, as the next one has them."""
+        try:
+            former = list(json.loads(record.read_bytes()).get("changes", []))
+        except (OSError, ValueError, AttributeError):
+            former = []
+        since = self.checkpoint.name
+        return [*former, *({"since": since, "effect": row.effect, "what": str(row)} for row in self.rows)]
+
+    @property
+    def problem(self) -> str | None:
+        """Why the run cannot resume, with the table and the keys that allow it; ``None`` where it can."""
+        stops = dict.fromkeys(section(row.key) for row in self.rows if row.effect == "stops")
+        is_refused = any(row.effect == "refused" for row in self.rows)
+        if not stops and not is_refused:
+            return None
+        allow = f"allow it: --run.allow_changes '[{', '.join(stops)}]'"
+        fix = f"Undo it, or {'start a new run' if is_refused else allow}"
+        return "\n".join([f"{self.checkpoint} is of a run with other numbers. {fix}.", *self.lines])
+
+
+def changes_since(
+    checkpoint: Path,
+    configs: tuple[Mapping[str, Any], Mapping[str, Any]],
+    records: tuple[Mapping[str, Mapping[str, str]] | None, Mapping[str, Mapping[str, str]]],
+    allowed: Sequence[str] = (),
+    needs_weights: bool = True,
+) -> Changes:
+    """Compare a checkpoint with the run that resumes from it.
+
+    Args:
+        checkpoint: Its folder.
+        configs: Configurations of both; empty for a run from Python.
+        records: :func:`~rlplug.recording.provenance.provenance` of both; ``None`` where the checkpoint has none.
+        allowed: ``run.allow_changes``.
+        needs_weights: Whether the run reads weights of model folders that the checkpoint does not hold.
+    """
+    old, new = records
+    same_versions = old is not None and old.get("versions") == new["versions"]
+    rows = [*_of_configs(checkpoint, *configs, same_versions), *_of_records(old or {}, new, needs_weights)]
+    rows = [Change(row.key, row.old, row.new, "allowed") if _is_allowed(row, allowed) else row for row in rows]
+    return Changes(checkpoint, sorted(rows, key=lambda row: _EFFECTS.index(row.effect)), old is not None)
+
+
+def section(key: str) -> str:
+    """Return the part of a change's key that allows it: ``model.algorithm`` for its options, ``data``, ``code``."""
+    parts = key.split(" ")[0].split(".")
+    return ".".join(parts[: 2 if parts[0] == "model" else 1])
+
+
+def _is_allowed(row: Change, allowed: Sequence[str]) -> bool:
+    key = row.key.split(" ")[0]
+    return row.effect == "stops" and any(key == each or key.startswith(f"{each}.") for each in allowed)
+
+
+def _of_configs(
+    checkpoint: Path, old: Mapping[str, Any], new: Mapping[str, Any], same_versions: bool
+) -> Iterator[Change]:
+    was, now = dict(flat(old)), dict(flat(new))
+    changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+    others = [key.removesuffix("class_path") for key in changed if key.endswith(".class_path")]
+    for key in changed:
+        in_both = key in was and key in now
+        if key.startswith("run.allow_changes") or any(key.startswith(f"{each}init_args.") for each in others):
+            continue  # of another class, all options are others
+        reason = _REFUSED.get(key) if in_both and (key != "run.dir" or run_dir_of(checkpoint)) else None
+        # another version may have options that there were not
+        decides = _decides(key) and (in_both or same_versions or key.endswith("class_path"))
+        effect: Effect = "refused" if reason else "stops" if decides else "noted"
+        yield Change(key, was.get(key), now.get(key), effect, reason or "")
+
+
+def _decides(key: str) -> bool:
+    found = [each for each in (*_DECIDES, *_DOES_NOT) if key == each or key.startswith(f"{each}.")]
+    return max(found, key=len, default="") in _DECIDES
+
+
+def _of_records(
+    old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]], needs_weights: bool
+) -> Iterator[Change]:
+    for name in sorted(old.keys() & new.keys()):
+        was, now = old[name], new[name]
+        keys = was.keys() & now.keys() if name == "code" else was.keys() | now.keys()  # other code may be imported yet
+        for key in sorted(key for key in keys if was.get(key) != now.get(key)):
+            reason, effect = "", _EFFECTS[1]
+            if name == "data" and key.rpartition(".")[2] in _OF_POSITION and key in was and key in now:
+                effect, reason = "refused", "the position in the prompts would mean nothing"
+            elif name in ("data.val", "versions") or (key.endswith(".safetensors") and not needs_weights):
+                effect = "noted"
+            yield Change(f"{name} {key}", was.get(key), now.get(key), effect, reason)
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,110 @@
+"""What a run's numbers come from besides its configuration: prompts, model files, local code and versions."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor
+
+from rlplug.data.prompt_stream import fingerprint
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.data.datamodule import PromptDataModule
+
+PROVENANCE: Final = "provenance"
+"""Key of a checkpoint with it."""
+ROWS: Final = "rows"
+"""Key of a checkpoint with the rows that the run had written."""
+_MOST_ROW_BYTES: Final = 1 << 25
+_BLOCKS: Final = 64
+_BLOCK_BYTES: Final = 1 << 14
+"""Of a larger file, such as one with weights, so many blocks of so many bytes are read, spread evenly."""
+
+
+def provenance(config: RunConfig, data: PromptDataModule, versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return digests and versions by section and name, as a checkpoint keeps them.
+
+    Args:
+        config: Options of the run, whose classes are imported.
+        data: Its prompts, which are read.
+        versions: Those of all installed distributions.
+    """
+    models = {"model.policy": config.policy, "model.reference": config.reference}
+    paths = {key: Path(model.path).expanduser() for key, model in models.items() if model is not None}
+    return {
+        "data": {name: str(value)[:16] for name, value in flat(data.train_stream.state_dict()["fingerprint"])},
+        "data.val": {name: str(value)[:16] for name, value in flat(fingerprint(data.val_prompts))},
+        **{key: _model_files(path) for key, path in paths.items()},
+        "code": _local_code(),
+        "versions": dict(versions),
+    }
+
+
+def kept_rows(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the compressed bytes, uint8, of files of rows by name, but not of a file that is absent or large."""
+    small = [path for path in paths if path.exists() and path.stat().st_size <= _MOST_ROW_BYTES]
+    packed = {path.name: bytearray(zlib.compress(path.read_bytes(), 1)) for path in small}
+    return {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in packed.items()}
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested dicts and lists with their keys, joined by dots."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not parts and key:
+        yield key, value
+    for name, part in parts:
+        yield from flat(part, f"{key}.{name}" if key else str(name))
+
+
+def _model_files(path: Path) -> dict[str, str]:
+    """Return a digest of each file of a model's folder, or of what the Hugging Face Hub's cache has of it."""
+    if not path.is_dir():
+        cached = try_to_load_from_cache(str(path), "config.json")
+        path = Path(cached).parent if isinstance(cached, str) else path
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
+    return {file.name: _digest(file) for file in files if file.suffix in (".json", ".safetensors", ".jinja", ".model")}
+
+
+def _local_code() -> dict[str, str]:
+    """Return a digest of each imported file of Python that is in no library: of those, versions tell."""
+    own = {}
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        is_library = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STDLIB)
+        if (
+            path.suffix == ".py"
+            and path.is_file()
+            and not is_library
+            and name.partition(".")[0].partition("_")[0] != "rlplug"
+        ):
+            here = path.is_relative_to(Path.cwd())
+            own[str(path.relative_to(Path.cwd()) if here else path)] = _digest(path)
+    return own
+
+
+_STDLIB: Final = sysconfig.get_path("stdlib")
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file's size and bytes, of a large file's blocks; of one that is gone, that it is."""
+    try:
+        size = path.stat().st_size
+        found = hashlib.sha256(str(size).encode())
+        with path.open("rb") as file:
+            if size <= _BLOCKS * _BLOCK_BYTES:
+                found.update(file.read())
+            for block in range(_BLOCKS) if size > _BLOCKS * _BLOCK_BYTES else ():
+                file.seek((size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+                found.update(file.read(_BLOCK_BYTES))
+    except OSError:
+        return "cannot be read"
+    return found.hexdigest()[:16]
