@@ -319,8 +319,8 @@ class RunFolder(Callback, RunObserver):
         if self.export_policy:
             from rlplug.models.export import export_run
 
-            for written in export_run(module, self.path):
-                module.observers.policy_exported(written)
+            for exported in export_run(module, self.path):
+                module.observers.policy_exported(exported)
         if trainer.is_global_zero:
             step, last = module.rollout_step, module.plan.total_steps
             early = f"ended after step {step} of {last}, by trainer.max_time or a callback" if step < last else None
