@@ -25,6 +25,7 @@ PROVENANCE: Final = "provenance"
 ROWS: Final = "rows"
 """Key of a checkpoint with the rows that the run had written."""
 _MOST_ROW_BYTES: Final = 1 << 25
+_STDLIB: Final = sysconfig.get_path("stdlib")
 _BLOCKS: Final = 64
 _BLOCK_BYTES: Final = 1 << 14
 """Of a larger file, such as one with weights, so many blocks of so many bytes are read, spread evenly."""
@@ -75,23 +76,16 @@ def _model_files(path: Path) -> dict[str, str]:
 
 
 def _local_code() -> dict[str, str]:
-    """Return a digest of each imported file of Python that is in no library: of those, versions tell."""
+    """Return a digest of each imported file of Python that is of no library and not of rlplug, whose versions tell."""
     own = {}
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
         is_library = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STDLIB)
-        if (
-            path.suffix == ".py"
-            and path.is_file()
-            and not is_library
-            and name.partition(".")[0].partition("_")[0] != "rlplug"
-        ):
+        is_rlplug = name.partition(".")[0].partition("_")[0] == "rlplug"
+        if path.suffix == ".py" and path.is_file() and not is_library and not is_rlplug:
             here = path.is_relative_to(Path.cwd())
             own[str(path.relative_to(Path.cwd()) if here else path)] = _digest(path)
     return own
-
-
-_STDLIB: Final = sysconfig.get_path("stdlib")
 
 
 def _digest(path: Path) -> str:
