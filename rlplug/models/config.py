@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.models.hf_files import check_folder, read, read_config, read_generation_config
+from rlplug.models.hf_files import check_folder, pretrained, read, read_config, read_generation_config
 
 MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
 
@@ -24,7 +24,7 @@ def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:
         ValueError: There is no file of a tokenizer, or one of a package that is not installed.
     """
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = pretrained(AutoTokenizer.from_pretrained, path)
     except ValueError as error:
         if "backend tokenizer" not in str(error):
             raise

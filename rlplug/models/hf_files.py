@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import constants, get_session, try_to_load_from_cache
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, GenerationConfig
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, describe
 
 HUB_S: Final = 4.0
 """Longest wait for the Hugging Face Hub, in seconds; looking up its address may take as long again."""
@@ -58,12 +56,27 @@ def hub_is_reachable() -> bool:
     return bool(answers)
 
 
+def pretrained(make: Callable[..., Any], source: Any, /, **options: Any) -> Any:
+    """Call a ``from_pretrained`` or ``from_config`` of transformers, which runs no code of the model's own files.
+
+    Raises:
+        ValueError: The model needs such code.
+    """
+    try:
+        return make(source, trust_remote_code=False, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError("it needs code of its own (auto_map), which is never run: take another model") from error
+
+
 def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     """Call ``function``; raise a ConfigError for what transformers raises about unusable files or options."""
     try:
         return function(*args, **options)
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
-        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+    except Exception as error:  # files of wrong types raise anything
+        text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
+        reason = " ".join(line.strip() for line in text.strip().splitlines()[:2])
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error
         place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
@@ -73,7 +86,7 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
 def read_config(path: str, key: str) -> Any:
     """Read ``config.json`` as transformers' configuration of that model."""
     check_folder(path, key)
-    return read(path, key, "configuration", AutoConfig.from_pretrained, path)
+    return read(path, key, "configuration", pretrained, AutoConfig.from_pretrained, path)
 
 
 def read_generation_config(path: str) -> GenerationConfig | None:

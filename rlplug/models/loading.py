@@ -20,7 +20,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
-from rlplug.models.hf_files import read, read_config, read_generation_config
+from rlplug.models.hf_files import pretrained, read, read_config, read_generation_config
 from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
 NOISE: Final = ("drop", "jitter", "noise")  # in the names of options: attention_dropout, router_jitter_noise, ...
@@ -40,7 +40,8 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     model_config = trainable_config(config, key)
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     with torch.device("meta"):
-        model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
+        make: Any = AutoModelForCausalLM.from_config
+        model: Any = read(config.path, key, "model", pretrained, make, model_config, **options)
     if (generation := read_generation_config(config.path)) is not None:
         model.generation_config = generation
     return model.train()  # type: ignore[no-any-return]

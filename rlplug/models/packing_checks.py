@@ -13,7 +13,7 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
-from rlplug.models.hf_files import read
+from rlplug.models.hf_files import pretrained, read
 from rlplug.models.loading import rebuilt_buffers, trainable_config
 from rlplug.models.packing import PackedTokens
 
@@ -69,7 +69,7 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
             setattr(text, option, WINDOW)
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
-        model = read(path, key, "model", make, config, dtype=torch.float32, attn_implementation=attention.NAME)
+        model = read(path, key, "model", pretrained, make, config, dtype=torch.float32, attn_implementation=attention.NAME)
     blocks = transformer_blocks(model)
     kinds = [_kind(block, index, text) for index, block in enumerate(blocks)]
     for module in model.modules():

@@ -50,12 +50,7 @@ def normalised_sigmoid(logits: Tensor, experts: Tensor) -> Tensor:
     return scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
 
 
-SCORES: Final[Sequence[ScoreFunction]] = (
-    softmax_of_chosen,
-    softmax_of_all,
-    normalised_sigmoid,
-    sigmoid_of_chosen,
-)
+SCORES: Final[Sequence[ScoreFunction]] = (softmax_of_chosen, softmax_of_all, normalised_sigmoid, sigmoid_of_chosen)
 
 
 def router_shape(model: nn.Module, key: str) -> RouterShape:

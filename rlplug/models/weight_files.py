@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.models.hf_files import read
+from rlplug.models.hf_files import pretrained, read
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 """Dtypes of safetensors files that are read without dequantisation."""
@@ -74,7 +74,8 @@ def checked_slice(opened: Any, name: str, shape: torch.Size) -> Any:
 def whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
     """Return the checkpoint's weights as transformers loads them, under the names of its model."""
     options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
-    whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
+    make = AutoModelForCausalLM.from_pretrained
+    whole, info = read(config.path, key, "weights", pretrained, make, config.path, **options)
     if missing := sorted({*wanted} & {*info["missing_keys"]}):
         raise incomplete(config, key, missing)
     state: dict[str, Tensor] = whole.state_dict()

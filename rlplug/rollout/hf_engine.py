@@ -91,9 +91,9 @@ class HFRollout(RolloutEngine):
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         self._policy = policy
         self._device = placement.device
-        config = AutoConfig.from_pretrained(policy.path)
+        config = AutoConfig.from_pretrained(policy.path, trust_remote_code=False)
         with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the run's generator
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype, trust_remote_code=False)
         self._model = model.to(self._device).eval()
         self._recorder = None
         if policy.routers is not None:
@@ -104,7 +104,7 @@ class HFRollout(RolloutEngine):
         if policy.stop:
             from rlplug.rollout.turns.stop_strings import StopStrings
 
-            self._stop = StopStrings(AutoTokenizer.from_pretrained(policy.path), policy)
+            self._stop = StopStrings(AutoTokenizer.from_pretrained(policy.path, trust_remote_code=False), policy)
         # settings of a checkpoint's generation_config.json (temperature, top_k, ...) must not reach the sampler
         self._model.generation_config = GenerationConfig()
 

@@ -213,10 +213,7 @@ def _by_home(table: NDArray[Any], rows: NDArray[np.int64], world_size: int) -> l
 
 
 def _exchanged(
-    batch: StepBatch,
-    sent: Sequence[NDArray[np.int64]],
-    lengths: Sequence[NDArray[np.int64]],
-    strategy: RLFSDP2Strategy,
+    batch: StepBatch, sent: Sequence[NDArray[np.int64]], lengths: Sequence[NDArray[np.int64]], strategy: RLFSDP2Strategy
 ) -> StepBatch:
     """Send rows of ``batch`` to each rank, and return the rows that come.
 

@@ -124,11 +124,7 @@ class PolicyUpdate:
         return UpdateResult(taken.summary(), tokens)
 
     def forward_backward(
-        self,
-        rows: StepRows,
-        row_indices: Sequence[int],
-        loss: TrainingLoss,
-        denominators: Denominators | None = None,
+        self, rows: StepRows, row_indices: Sequence[int], loss: TrainingLoss, denominators: Denominators | None = None
     ) -> MiniBatchResult:
         """Run one mini-batch's forward and backward passes; gradients are reduced over ranks in the last one.
 
@@ -244,11 +240,7 @@ def policy_loss(
             result = check_loss(call, models.algorithm.loss(batch, logprobs, entropy, denominators))
     else:
         result = models.loss_hook(
-            algorithm=models.algorithm,
-            micro_batch=batch,
-            logprobs=logprobs,
-            entropy=entropy,
-            denominators=denominators,
+            algorithm=models.algorithm, micro_batch=batch, logprobs=logprobs, entropy=entropy, denominators=denominators
         )
     mean_entropy = entropy.detach().sum() / max(denominators.num_tokens, 1)
     metrics = {"loss": result.loss, "policy/entropy": mean_entropy, **result.metrics}
@@ -295,11 +287,7 @@ class StepMetrics:
         self._minima: dict[str, list[float]] = {}
 
     def add(self, result: MiniBatchResult) -> None:
-        for mine, new in (
-            (self._means, result.metrics),
-            (self._maxima, result.maxima),
-            (self._minima, result.minima),
-        ):
+        for mine, new in ((self._means, result.metrics), (self._maxima, result.maxima), (self._minima, result.minima)):
             for name, value in new.items():
                 mine.setdefault(name, []).append(value)
 

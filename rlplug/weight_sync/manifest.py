@@ -36,7 +36,8 @@ def adapters_line(policy: PolicySpec, engine: str) -> str:
 def meta_model(path: str) -> Any:
     """Return the transformers model of a folder or Hub name on the meta device, without memory for its weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def expected_tensors(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:

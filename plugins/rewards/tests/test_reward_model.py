@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -117,6 +120,34 @@ def test_a_model_of_other_labels_or_without_a_head_is_refused(folder, tmp_path):
         reward_of(tmp_path / "two").notes()
     with pytest.raises(ConfigError, match="cannot be read"):
         reward_of(tmp_path / "none").notes()
+
+
+class MakesFolder:
+    """Runs code of its own when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_and_code_of_a_model_are_not_run(folder, tmp_path, monkeypatch):
+    """Catches weights that are programs, and a question on the terminal that ``yes |`` answers."""
+    shutil.copytree(folder, tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save({"score.weight": MakesFolder(tmp_path / "ran")}, tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"which cannot be loaded: .*safetensors"):
+        reward_of(tmp_path / "pickled").notes()
+    shutil.copytree(folder, tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "own.py").write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r})")
+    monkeypatch.setattr(builtins, "input", lambda _: "yes")
+    with pytest.raises(ConfigError, match="needs code of its own"):
+        reward_of(tmp_path / "own").notes()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_missing_weights_are_no_random_scores(folder, tmp_path):

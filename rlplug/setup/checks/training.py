@@ -98,11 +98,7 @@ def check_validation(config: RunConfig) -> None:
 
 
 def check_algorithm(
-    algorithm: Algorithm,
-    plan: BatchPlan,
-    critic: CriticConfig | None,
-    reference: ModelConfig | None,
-    num_steps: int,
+    algorithm: Algorithm, plan: BatchPlan, critic: CriticConfig | None, reference: ModelConfig | None, num_steps: int
 ) -> None:
     """Refuse a run that lacks what the algorithm needs, or configures what it does not use.
 

@@ -1,17 +1,27 @@
-"""A name on a Hub that does not answer is refused within seconds."""
+"""A name on a Hub that does not answer is refused within seconds; files of a model are data, whatever is in them."""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from rlplug.errors import ConfigError
 from rlplug.models import hf_files
-from rlplug.models.hf_files import check_folder, hub_is_reachable
+from rlplug.models.config import load_tokenizer
+from rlplug.models.hf_files import check_folder, hub_is_reachable, read_config
+from rlplug.models.loading import ModelConfig
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +61,60 @@ def test_a_run_that_is_told_to_stay_offline_asks_nobody(monkeypatch: pytest.Monk
     monkeypatch.setattr(hf_files, "hub_is_reachable", lambda: pytest.fail("it was asked"))
     with pytest.raises(ConfigError, match="is not asked, as HF_HUB_OFFLINE says"):
         check_folder("acme/model", "model.policy")
+
+
+def opened_elsewhere(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that name a ``from_pretrained`` or ``from_config`` and neither hand it to ``pretrained`` nor forbid code."""
+    nodes = list(ast.walk(tree))
+    calls = [[node.func, *node.args] for node in nodes if isinstance(node, ast.Call)]
+    pairs = [pair for parts in calls for pair in pairwise(parts)]
+    handed = [given for before, given in pairs if isinstance(before, ast.Name) and before.id == "pretrained"]
+    for node in nodes:
+        if isinstance(node, ast.Call) and "trust_remote_code=False" in map(ast.unparse, node.keywords):
+            handed.append(node.func)
+    names = {given.id for given in handed if isinstance(given, ast.Name)}
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id in names for target in targets):
+            handed.append(node.value)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("from_pretrained", "from_config") and node not in handed:
+            if ast.unparse(node.value) != "GenerationConfig":  # plain values
+                yield node.lineno
+
+
+def test_all_models_are_opened_without_their_code() -> None:
+    """Catches a call that asks "run the custom code? [y/N]" on the terminal, which ``yes |`` answers."""
+    assert list(opened_elsewhere(ast.parse("m = AutoModel.from_pretrained(p)"))) == [1]
+    assert list(opened_elsewhere(ast.parse("make = A.from_config\nread(p, pretrained, make, p)\nA.from_config(p)"))) == [3]
+    files = [*ROOT.glob("rlplug/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
+    found = {str(file): list(opened_elsewhere(ast.parse(file.read_text()))) for file in files}
+    assert len(files) > 400
+    assert {file: lines for file, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_is_not_run_and_nobody_is_asked(
+    copied_folder: Callable[[str], Path], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied_folder("llama")
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Own: pass\n")
+    config = json.loads((folder / file).read_text()) | {"model_type": "own", "tokenizer_class": "Own"}
+    config["auto_map"] = {"AutoConfig": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (folder / file).write_text(json.dumps(config))
+    monkeypatch.setattr(builtins, "input", lambda _: "yes")
+    open_it: Any = read_config if file == "config.json" else lambda path, _: load_tokenizer(ModelConfig(path=path))
+    with pytest.raises(ConfigError, match=r"^model\.policy\.path .* needs code of its own \(auto_map\), which is never run"):
+        open_it(str(folder), "model.policy")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "{", "[" * 100_000, '{"model_type": 5}', '{"model_type": ["llama"]}', '{"model_type": null}',
+             '{"model_type": "llama", "num_hidden_layers": "x"}', '{"model_type": "llama", "rope_scaling": 5}']
+)  # fmt: skip
+def test_a_hostile_configuration_is_one_message(copied_folder: Callable[[str], Path], text: str) -> None:
+    folder = copied_folder("llama")
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"^model\.policy\.path .* gives no configuration: ."):
+        read_config(str(folder), "model.policy")

@@ -18,6 +18,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from rlplug.models.hf_files import pretrained
+
 Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts", "adapters", "stopping"]
 PLAIN: Final[tuple[Family, ...]] = ("llama", "qwen2", "stopping")
 """Families whose matrices need not divide into blocks."""
@@ -59,7 +61,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
     has_blocks = family not in PLAIN
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: Any = pretrained(AutoModelForCausalLM.from_config, config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=1.5)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights
+from rlplug.models.hf_files import pretrained
 from rlplug.token_arrays import TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
@@ -80,8 +81,8 @@ class ReferencePolicy:
         self.dtype = dtype
         self.fp8 = fp8
         self.adapters = adapters
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
+        self.model: Any = pretrained(
+            AutoModelForCausalLM.from_pretrained, path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self._drawn = self._draw_adapters(seed=0)
         self._round()

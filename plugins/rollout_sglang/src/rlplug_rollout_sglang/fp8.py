@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
+from rlplug.models.hf_files import pretrained
 
 LLAMA_LIKE: Final = ("Llama", "Mistral", "Ministral3", "Phi3", "InternLM3", "TeleFLM")
 LOSE_SCALES: Final = frozenset(f"{name}ForCausalLM" for name in LLAMA_LIKE)
@@ -25,7 +26,8 @@ def check_fp8(engine: str, policy: PolicySpec, tensor_parallel_size: int) -> Non
     """
     if policy.fp8 is None:
         return
-    models = AutoConfig.from_pretrained(policy.path).architectures or []  # by which SGLang chooses its class
+    config = pretrained(AutoConfig.from_pretrained, policy.path)
+    models = config.architectures or []  # by which SGLang chooses its class
     if lost := LOSE_SCALES.intersection(models):
         raise ConfigError(
             f"{engine} cannot take {', '.join(lost)} in FP8: SGLang's loader of such models drops the scales of "

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
+from rlplug.models.hf_files import pretrained
 from rlplug_rollout_trtllm.surface import EXTENSION, PLACING
 
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
@@ -192,7 +193,7 @@ class TRTLLMOptions(EngineOptions):
 
 def check_text_only(policy: PolicySpec) -> None:
     """Raise ``ConfigError`` for a model whose configuration has a part for images or sound."""
-    config = AutoConfig.from_pretrained(policy.path)
+    config = pretrained(AutoConfig.from_pretrained, policy.path)
     if found := [name for name in VISION if getattr(config, name, None) is not None]:
         raise ConfigError(
             f"the model of model.policy.path {policy.path} has a {found[0]}: images and sound do not work with "

@@ -9,6 +9,7 @@ import numpy
 import pytest
 from transformers import AutoTokenizer
 
+from rlplug.models.hf_files import pretrained
 from rlplug.rollout.turns.stop_strings import StopStrings
 from rlplug.types import SamplingParams
 from rlplug_devkit.claims import applies_to
@@ -142,7 +143,7 @@ class StopChecks(EngineChecks):
     @applies_to("stop_strings")
     def test_stop_strings_end_completions(self, bench: Bench) -> None:
         bench.holding("endless", family="stopping")
-        strings = StopStrings(AutoTokenizer.from_pretrained(bench.spec.path), bench.spec)
+        strings = StopStrings(pretrained(AutoTokenizer.from_pretrained, bench.spec.path), bench.spec)
         requests = bench.requests("stop strings", [2, 9], num_samples=40)
         completions = bench.generate(requests, SamplingParams(20))
         num_stopped = 0

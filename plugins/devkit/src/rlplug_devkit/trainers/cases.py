@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer, TrainerClaims
+from rlplug.models.hf_files import pretrained
 from rlplug.token_arrays import as_tokens
 from rlplug.types import MeshSizes, Prompt, Sample, SamplingParams, StepBatch
 from rlplug_devkit.models import make_tokenizer
@@ -105,7 +106,7 @@ def write_model(config: PretrainedConfig, folder: Path) -> None:
     """Write configurations, float32 weights, always the same, and a tokenizer; no norm is trivial."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: Any = pretrained(AutoModelForCausalLM.from_config, config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.data += 0.2 * torch.randn_like(parameter)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.hf_files import pretrained
 from rlplug.models.loading import load_model
 from rlplug.weight_sync.hf_names import hf_views, hf_weights
 from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, loss_weights, rows
@@ -43,7 +44,8 @@ class Reference:
 
 def reference_of(folder: Path) -> Reference:
     """Compute logprobs and gradients of the model in ``folder``."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = pretrained(AutoModelForCausalLM.from_pretrained, folder, **options)
     logprobs = reference_logprobs(model)
     (loss_weights() * logprobs).sum().backward()  # type: ignore[no-untyped-call]
     of_parameters = hf_weights(model)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from rlplug.interfaces.weight_sync import FP8Weights
+from rlplug.models.hf_files import pretrained
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug_devkit.trainers.base import TrainerChecks
 from rlplug_devkit.trainers.bench import TrainerBench, assert_close, assert_equal
@@ -87,8 +88,8 @@ class FolderChecks(TrainerChecks):
             f"{what} has the generation_config.json {_plain(found)} instead of {_plain(original)}: the network must "
             "keep the folder's as generation_config."
         )
-        load: Any = AutoModelForCausalLM.from_pretrained
-        opened, info = load(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        options: dict[str, Any] = {"attn_implementation": "eager", "output_loading_info": True}
+        opened, info = pretrained(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32, **options)
         problems = {name: sorted(map(str, problem)) for name, problem in info.items() if problem}
         assert not problems, f"{what} does not fit transformers' model: {problems}. {ADVICE}"
         ends = opened.get_input_embeddings().weight, opened.get_output_embeddings().weight

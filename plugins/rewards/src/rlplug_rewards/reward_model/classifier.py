@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlplug.errors import ConfigError, describe
+from rlplug.models.hf_files import pretrained
 
 
 def read_config(path: str) -> Any:
@@ -22,8 +23,8 @@ def read_config(path: str) -> Any:
         ConfigError: It cannot be read, or the model is no classifier with one label.
     """
     try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as problem:
+        config = pretrained(AutoConfig.from_pretrained, path)
+    except Exception as problem:  # noqa: BLE001 - files of wrong types raise anything
         raise ConfigError(
             f"RewardModel.path is {path!r}, which cannot be read ({describe(problem)}): name a folder or a model of "
             "the hub with a config.json."
@@ -44,8 +45,9 @@ def read_config(path: str) -> Any:
 
 def empty_classifier(path: str) -> torch.nn.Module:
     """Return the network on the meta device, which takes no memory."""
+    make: Any = AutoModelForSequenceClassification.from_config
     with torch.device("meta"):
-        network: torch.nn.Module = AutoModelForSequenceClassification.from_config(read_config(path))
+        network: torch.nn.Module = pretrained(make, read_config(path))
     return network
 
 
@@ -65,10 +67,15 @@ class Classifier:
     def __init__(self, path: str, device: torch.device, dtype: torch.dtype, offload: bool) -> None:
         config = read_config(path)
         try:
-            network, found = AutoModelForSequenceClassification.from_pretrained(
-                path, config=config, dtype=dtype, output_loading_info=True
+            network, found = pretrained(
+                AutoModelForSequenceClassification.from_pretrained,
+                path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,  # other files may hold pickles
+                output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as problem:
+        except Exception as problem:  # noqa: BLE001 - likewise
             raise ConfigError(f"RewardModel.path is {path!r}, which cannot be loaded: {describe(problem)}.") from None
         for kind in ("missing_keys", "mismatched_keys"):
             if found[kind]:

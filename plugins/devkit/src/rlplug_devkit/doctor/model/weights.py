@@ -14,6 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.models.export import export_policy
+from rlplug.models.hf_files import pretrained
 from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug_devkit.doctor.host import gib
@@ -85,10 +86,10 @@ def export_opens_again(subject: Subject) -> Verdict:
     model.zero_grad()
     with tempfile.TemporaryDirectory(prefix="rlplug-doctor-") as folder:
         export_policy(model, tokenizer, dtype, Path(folder), 0, TRANSFORMERS)
-        load: Any = AutoModelForCausalLM.from_pretrained
         options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
-        opened, info = load(folder, **options, device_map={"": subject.options.device})
-        again: Any = AutoTokenizer.from_pretrained(folder)
+        options["device_map"] = {"": subject.options.device}
+        opened, info = pretrained(AutoModelForCausalLM.from_pretrained, folder, **options)
+        again: Any = pretrained(AutoTokenizer.from_pretrained, folder)
     if problems := {name: sorted(map(str, problem)) for name, problem in info.items() if problem}:
         found = "; ".join(f"{name}: {_some(problem)}" for name, problem in problems.items())
         return Verdict(f"the export does not fit transformers' model: {found}", "no", "Use another model: report it.")
