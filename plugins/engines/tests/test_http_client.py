@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,36 @@ def test_refusals_and_failures_differ(
         client.run_all([Server(client, url).get(f"status/{status}")])
     assert isinstance(error.value, EngineFault) == (status >= 500)
     assert client.run_all([client.status(f"{url}/status/{status}")]) == [status]
+
+
+def test_the_health_check_does_not_give_the_key_away(client: HTTPClient, url: str) -> None:
+    """Before a server binds its port, anybody may answer there; this one is healthy for those without a key."""
+    assert client.is_healthy(url)
+
+
+def test_a_redirect_is_refused_with_prompts_and_key(client: HTTPClient, url: str) -> None:
+    """Catches a client that takes prompts to, and completions from, wherever a server points."""
+    with pytest.raises(RunError, match=r"redirects \(status 307\), which is not followed"):
+        client.run_all([Server(client, url).post("elsewhere", {"prompt": "private"})])
+
+    async def streamed() -> None:
+        async for _ in client.stream(f"{url}/elsewhere", {}, 30.0, "request_deadline_s"):
+            pass
+
+    with pytest.raises(RunError, match="redirects"):
+        client.spawn(streamed()).result()
+
+
+def test_an_event_without_end_takes_time_in_proportion(client: HTTPClient, url: str) -> None:
+    """Catches each chunk being copied with all before it: 75 GiB of copies here, which take minutes."""
+
+    async def streamed() -> None:
+        async for _ in client.stream(f"{url}/endless", {}, 600.0, "request_deadline_s"):
+            pass
+
+    began = time.process_time()
+    client.spawn(streamed()).result()
+    assert time.process_time() - began < 10
 
 
 def test_late_answer_is_a_fault_that_names_the_option(client: HTTPClient, url: str) -> None:

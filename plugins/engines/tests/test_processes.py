@@ -87,6 +87,31 @@ def test_environment_is_the_trainers_without_its_group(tmp_path: Path, monkeypat
     servers.close()
 
 
+def test_who_takes_the_port_first_is_not_taken_for_the_server(client: HTTPClient, tmp_path: Path) -> None:
+    """Catches a neighbour, who reads the port from the command line, being given the key and the prompts."""
+    go = tmp_path / "go"
+    code = f"""
+        import os, time
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.1)
+        raise SystemExit("the port is taken")
+    """
+    servers = ServerProcesses("Tiny", lambda slot: Launch(python(code), {}), [None])
+    squatter = ForkedProcess([sys.executable, TINY, servers.urls[0].rpartition(":")[2]])
+    try:
+        deadline = time.monotonic() + 120
+        while not client.is_healthy(servers.urls[0]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert client.is_healthy(servers.urls[0])
+        assert not servers.listens(servers.urls[0])
+        go.touch()
+        with pytest.raises(RunError, match=r"(?s)Tiny did not start.*the port is taken"):
+            wait_until_healthy("Tiny", client, servers.urls, 600.0, servers)
+    finally:
+        squatter.kill()
+        servers.close()
+
+
 def test_end_of_the_log_says_why_a_server_is_gone(client: HTTPClient) -> None:
     code = "print('a long story'); print('noise: nothing'); raise SystemExit(7)"
     servers = ServerProcesses("Tiny", lambda _: Launch(python(code), {}), [None], noise=("noise:",))

@@ -38,6 +38,24 @@ async def slow(_: web.Request) -> web.Response:
     return web.Response()
 
 
+async def elsewhere(request: web.Request) -> web.Response:
+    """Redirect to /echo, which is anybody's."""
+    raise web.HTTPTemporaryRedirect("/echo")
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    """Stream 24 MiB without a line's end, in small chunks."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(24 * 256):
+        await response.write(b"x" * 4096)
+    return response
+
+
+async def health(request: web.Request) -> web.Response:
+    return web.Response(status=500 if "Authorization" in request.headers else 200)
+
+
 async def status(request: web.Request) -> web.Response:
     return web.Response(status=int(request.match_info["status"]), text="because")
 
@@ -48,7 +66,7 @@ def main() -> None:
         [web.post("/echo", echo), web.post("/tokens", tokens), web.get("/slow", slow), web.post("/slow", slow)]
     )
     app.add_routes([web.get("/status/{status}", status)])
-    app.add_routes([web.get("/health", lambda _: asyncio.sleep(0, web.Response()))])
+    app.add_routes([web.get("/health", health), web.post("/elsewhere", elsewhere), web.post("/endless", endless)])
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
 
 

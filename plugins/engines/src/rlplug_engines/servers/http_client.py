@@ -8,6 +8,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -55,16 +56,16 @@ class HTTPClient:
         self._key_name = key_name
         self._server_key = server_key
         _allow_files()
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._loop = EngineLoop("the servers")
-        self._session = self.spawn(self._open(key)).result()
+        self._session = self.spawn(self._open()).result()
 
     @staticmethod
-    async def _open(key: str) -> aiohttp.ClientSession:
+    async def _open() -> aiohttp.ClientSession:
         # A connection for each call: a busy server closes one that was idle for some seconds also when a request is on
         # its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket_with_keepalive)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return aiohttp.ClientSession(connector=connector, headers=headers)
+        return aiohttp.ClientSession(connector=connector)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
@@ -91,9 +92,12 @@ class HTTPClient:
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def is_healthy(self, url: str) -> bool:
-        """Return whether the server at a URL is ready for requests."""
+        """Return whether the server at a URL is ready for requests.
+
+        It is not given the key: any process may listen there while the server has not bound its port.
+        """
         try:
-            return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S)).result()[0] == 200
+            return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S, has_key=False)).result()[0] == 200
         except (OSError, aiohttp.ClientError):
             return False
 
@@ -130,15 +134,20 @@ class HTTPClient:
         self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
     ) -> AsyncIterator[Any]:
         """Yield the server-sent events that answer a POST, parsed; errors are those of ``call``."""
-        timeout = aiohttp.ClientTimeout(total=deadline_s)
-        rest = b""
+        pieces: list[bytes] = []  # of the line that has not ended
+        num_bytes = 0
         with self._failures(url, deadline_s, deadline_key):
-            async with self._session.post(url, json=payload, timeout=timeout) as response:
+            async with self._request("POST", url, payload, deadline_s) as response:
                 if response.status != 200:
                     raise self._refusal(url, response.status, await _text_of(response, url))
                 async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > MAX_ANSWER_BYTES:
+                    *lines, rest = chunk.split(b"\n")
+                    if lines:
+                        lines[0] = b"".join([*pieces, lines[0]])
+                        pieces, num_bytes = [], 0
+                    pieces.append(rest)
+                    num_bytes += len(rest)
+                    if num_bytes > MAX_ANSWER_BYTES:
                         raise _too_large(url)
                     for line in lines:
                         event = line.removeprefix(b"data: ")
@@ -151,14 +160,24 @@ class HTTPClient:
             raise ServerError(f"{url} failed: {str(event['error'])[:1000]}")
         return event
 
-    async def _exchange(self, method: str, url: str, payload: Any, deadline_s: float) -> tuple[int, str]:
-        timeout = aiohttp.ClientTimeout(total=deadline_s)
-        async with self._session.request(method, url, json=payload, timeout=timeout) as response:
+    async def _exchange(
+        self, method: str, url: str, payload: Any, deadline_s: float, has_key: bool = True
+    ) -> tuple[int, str]:
+        async with self._request(method, url, payload, deadline_s, has_key) as response:
             return response.status, await _text_of(response, url)
+
+    def _request(
+        self, method: str, url: str, payload: Any, deadline_s: float, has_key: bool = True
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Return a request that goes nowhere else: prompts and weights would follow a redirect."""
+        timeout, headers = aiohttp.ClientTimeout(total=deadline_s), self._headers if has_key else {}
+        return self._session.request(method, url, json=payload, timeout=timeout, headers=headers, allow_redirects=False)
 
     def _refusal(self, url: str, status: int, text: str) -> RunError:
         if status == 401:
             return RunError(f"{url} refuses the key of {self._key_name}: set it to the server's {self._server_key}.")
+        if 300 <= status < 400:
+            return RunError(f"{url} redirects (status {status}), which is not followed: give the server's own address.")
         message = f"{url} answered with status {status}: {text[:1000]}"
         return ServerError(message) if status >= 500 else RunError(message)
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import psutil
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.child_process import ChildProcess, tail
@@ -130,6 +132,18 @@ class ServerProcesses:
                 return ""
             time.sleep(0.1)
 
+    def listens(self, url: str) -> bool:
+        """Return whether a process of the server listens on its port, and not one of somebody else.
+
+        Ports are on command lines, which all users of a host may read, and are free until the server binds its own.
+        """
+        pid = next(server.supervisor.pid for server in self._servers if server.url == url)
+        try:
+            below = psutil.Process(pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return False
+        return any(_listens(process, urlsplit(url).port) for process in below)
+
     def logs(self) -> str:
         """Return the paths of the logs."""
         return ", ".join(str(server.log) for server in self._servers)
@@ -151,6 +165,14 @@ class ServerProcesses:
         self._servers = []
 
 
+def _listens(process: psutil.Process, port: int | None) -> bool:
+    try:
+        found = process.net_connections("tcp")
+    except psutil.Error:  # it has ended
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+
+
 def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict[str, str]:
     environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if not is_trainer_variable(n)}
     environment |= changes
@@ -167,7 +189,7 @@ def wait_until_healthy(
     processes: ServerProcesses | None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until servers answer their health check.
+    """Wait until servers answer their health check; those of this process are given no key before.
 
     Args:
         name: The engine's, for messages.
@@ -181,7 +203,7 @@ def wait_until_healthy(
     began = time.monotonic()
     next_line = PROGRESS_S
     for url in urls:
-        while not client.is_healthy(url):
+        while not (client.is_healthy(url) and (processes is None or processes.listens(url))):
             if processes is not None and (problem := processes.problem()):
                 raise RunError(f"{name} did not start. {problem}")
             if is_stopping():
