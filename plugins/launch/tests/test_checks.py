@@ -18,6 +18,7 @@ from rlplug_launch.launcher import Launcher, Place, RunningTask, TaskNeeds
 from rlplug_launch.plan import make_plan
 from rlplug_launch.processes import FreeNode, divide
 from rlplug_launch.slurm import Slurm
+from rlplug_launch.state import LaunchState
 
 from rlplug.errors import ConfigError, RunError
 
@@ -158,3 +159,22 @@ def test_batch_script_asks_for_the_nodes_that_the_tasks_fill(monkeypatch: pytest
         Slurm(gpus_per_node=1).batch_script(TASKS, ["python"], 120.0)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert slurm.batch_script(TASKS, ["python"], 120.0) is None
+
+
+STATE = {"launcher": "local", "tasks": [{"name": "trainer", "node": "n", "gpus": "0", "address": "a"}]}
+
+
+@pytest.mark.parametrize(
+    "found", [[], 5, {}, STATE | {"tasks": 5}, STATE | {"tasks": [[]]}, STATE | {"updated": "x"}, STATE | {"other": 1},
+              STATE | {"status": {}}, STATE | {"pid": []}, STATE | {"tasks": [STATE["tasks"][0] | {"name": 1}]}]
+)  # fmt: skip
+def test_a_state_of_other_types_is_one_message(tmp_path: Path, found: Any) -> None:
+    """Catches a traceback, in ``launch --status`` and ``--stop``, over a folder that somebody else wrote."""
+    (tmp_path / "launch").mkdir()
+    file = tmp_path / "launch" / "state.json"
+    file.write_text(json.dumps(STATE))
+    assert LaunchState.read(tmp_path).rows() == [("trainer", "n", "0", "a", "waiting")]
+    for text in (json.dumps(found), "[" * 100_000, "\0", "9" * 5000):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"state\.json cannot be read"):
+            LaunchState.read(tmp_path)

@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlplug.errors import ConfigError
 
@@ -69,8 +69,10 @@ class LaunchState:
         file = run_folder / FOLDER / STATE
         try:
             found = json.loads(file.read_text())
-            return cls(**{**found, "tasks": [TaskState(**task) for task in found["tasks"]]})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            state = cls(**{**found, "tasks": [TaskState(**task) for task in found["tasks"]]})
+            _require_types(state, *state.tasks)
+            return state
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigError(
                 f"{file} cannot be read ({type(error).__name__}): name the folder of a run that rlplug launch started, "
                 "such as runs/quickstart/001."
@@ -93,6 +95,16 @@ class LaunchState:
         if not self.is_running:
             return f"the driver has ended without a word ({where}): rlplug launch --resume goes on"
         return f"{self.status}, attempt {self.attempt}, {where}"
+
+
+def _require_types(*parts: LaunchState | TaskState) -> None:
+    """Raise ``TypeError`` for a field of another type than its own: a file may come from anybody."""
+    kinds: dict[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    for part in parts:
+        for each in fields(part):
+            value = getattr(part, each.name)
+            if not isinstance(value, kinds.get(each.type, object)):
+                raise TypeError(f"{each.name} is a {type(value).__name__}")
 
 
 COLUMNS: Final = ("task", "node", "GPUs", "address", "state")
