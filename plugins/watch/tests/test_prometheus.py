@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import re
@@ -184,6 +185,16 @@ def test_metrics_beyond_the_bound_are_left_out_with_one_warning(start: Start) ->
     assert sum(name.startswith("rlplug_new") for name, _ in found) == 2
     assert found["rlplug_metrics_left_out", ""] == len(STEP) + 2  # what is counted is bounded too
     assert found["rlplug_steps_total", ""] == 3
+
+
+def test_other_names_of_the_host_are_refused(start: Start) -> None:
+    """Catches a page in a browser that has its own name point here, and reads the metrics."""
+    logger = start()
+    for name, status in (("evil.example", 403), ("127.0.0.1", 200), ("localhost:9400", 200), ("[::1]:9", 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", logger.bound_port, timeout=60)
+        connection.request("GET", "/metrics", headers={"Host": name})
+        assert connection.getresponse().status == status
+        connection.close()
 
 
 def test_a_taken_port_is_refused_by_name_and_freed_at_the_end(start: Start) -> None:

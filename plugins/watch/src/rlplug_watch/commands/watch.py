@@ -38,8 +38,9 @@ def watch_command(arguments: list[str]) -> None:
         raise ConfigError(f"--port {options.port}: give a port from 1 to {LARGEST_PORT}, or 0 for any that is free.")
     from aiohttp import web
 
+    from rlplug_watch.hosts import is_loopback
     from rlplug_watch.page.folders import Runs
-    from rlplug_watch.page.server import is_loopback, make_app
+    from rlplug_watch.page.server import make_app
 
     app = make_app(folder, options.host)
     listening = _listen(options.host, options.port)

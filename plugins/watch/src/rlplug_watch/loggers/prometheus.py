@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rlplug.errors import ConfigError
 from rlplug.interfaces.observer import ObservedRun, RunObserver
 from rlplug.interfaces.rollout import ScrapeTargets
+from rlplug_watch.hosts import allowed_hosts, is_own
 from rlplug_watch.loggers.scrape_config import ENGINES, KEY, SCRAPE_CONFIG, engines_json, prometheus_yml
 
 COUNTERS: Final = "prometheus_counters.json"
@@ -32,7 +33,8 @@ class PrometheusLogger(Logger, RunObserver):
 
     Args:
         port: TCP port; 0 takes a free one, which ``prometheus.yml`` then names.
-        host: Address to listen on. There is no password: anyone who reaches the port reads the metrics.
+        host: Address to listen on. There is no password: anyone who reaches the port reads the metrics. Requests by
+            other names than this machine's are refused, as ``rlplug watch`` does.
         max_metrics: Most metrics that are served; what comes later is left out, with a warning.
         dcgm_exporters: Addresses of NVIDIA's DCGM exporters, such as ``[gpu-1:9401]``, for ``prometheus.yml``.
     """
@@ -89,6 +91,8 @@ class PrometheusLogger(Logger, RunObserver):
         registry.register(self._collector)
         try:
             self._server = start_http_server(self.port, self.host, registry=registry)
+            server = self._server[0]
+            server.set_app(guarded(server.get_app(), allowed_hosts(self.host)))
         except OSError as error:  # a name that is unknown too
             raise ConfigError(
                 f"PrometheusLogger cannot listen on port {self.port} of {self.host} ({error.strerror or error}). If "
@@ -132,6 +136,18 @@ class PrometheusLogger(Logger, RunObserver):
         thread.join()
         self._counters.save()
         (self._run_dir / KEY).unlink(missing_ok=True)
+
+
+def guarded(app: Callable[..., Iterable[bytes]], names: frozenset[str]) -> Callable[..., Iterable[bytes]]:
+    """Return a WSGI application that refuses requests whose ``Host`` is another machine's name."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if is_own(environ.get("HTTP_HOST", ""), names):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"This run answers to {', '.join(sorted(names))} and to addresses, not to other names.".encode()]
+
+    return answer
 
 
 def run_label(run_dir: Path) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +10,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rlplug_watch.hosts import allowed_hosts, is_own
 from rlplug_watch.page import api, samples_api
 from rlplug_watch.page.folders import RUNS, Runs
 from rlplug_watch.report.page import plotly_js
@@ -56,27 +55,11 @@ def make_app(runs_dir: Path, host: str = "127.0.0.1") -> web.Application:
     return app
 
 
-def allowed_hosts(host: str) -> frozenset[str]:
-    """Return the names, beside addresses, by which a browser may call a server that listens on ``host``."""
-    names = {"localhost", host}
-    if not is_loopback(host):
-        names |= {socket.gethostname(), socket.getfqdn()}
-    return frozenset(name.lower() for name in names)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def _guard(names: frozenset[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse names of hosts that are not this one's, as a page that rebinds DNS would send; add the headers."""
-        if not _is_own(request.host, names):
+        if not is_own(request.host, names):
             text = f"rlplug watch answers to {', '.join(sorted(names))} and to addresses, not to other names."
             raise web.HTTPForbidden(text=text, headers=HEADERS)
         try:
@@ -88,17 +71,6 @@ def _guard(names: frozenset[str]) -> Middleware:
         return response
 
     return guard
-
-
-def _is_own(host: str, names: frozenset[str]) -> bool:
-    """Return whether a ``Host`` header is a name of this server or an address, which no DNS answer can change."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.removeprefix("[").removesuffix("]").lower()
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in names
-    return True
 
 
 def _static_files() -> dict[str, Path]:
