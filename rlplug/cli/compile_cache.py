@@ -37,7 +37,7 @@ def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
         What took effect, in one line; ``None`` where nothing was changed.
 
     Raises:
-        ConfigError: Nothing can be written there, and it is not the default.
+        ConfigError: Nothing can be written there, or others can, and it is not the default.
         RunError: The engine's class names variables or folders that are none.
     """
     if folder is None:
@@ -48,12 +48,12 @@ def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
         place = Path(folder).expanduser().absolute()
         ours = {name: place / below for name, below in names.items() if name not in given}
         for path in ours.values():
-            _require_writable(path)
+            _require_own(path, place)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         if folder == DEFAULT_COMPILE_CACHE:
             return f"compiled code is not kept for later runs: {KEY} is {folder}: {reason(error)}"
         raise ConfigError(
-            f"{KEY} is {folder}, which cannot be written: {reason(error)}. Name a folder of your own, or set null, "
+            f"{KEY} is {folder}, which cannot be used: {reason(error)}. Name a folder of your own, or set null, "
             "which leaves compiled code where torch and the engine put it."
         ) from error
     os.environ.update({name: str(path) for name, path in ours.items()})
@@ -82,8 +82,12 @@ def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
     return found
 
 
-def _require_writable(path: Path) -> None:
+def _require_own(path: Path, place: Path) -> None:
+    """Make a folder below ``place`` in which this user can write, and nobody else: what is in it is executed."""
     for folder in (*reversed(path.parents), path):
-        folder.mkdir(exist_ok=True, mode=0o700)  # what is in it is executed; parents=True would ask the umask above it
+        folder.mkdir(exist_ok=True, mode=0o700)  # parents=True would ask the umask above it
+        found = folder.stat()
+        if folder.is_relative_to(place) and (found.st_uid != os.geteuid() or found.st_mode & 0o002):
+            raise PermissionError(f"{folder} is another user's, or all may write to it, and what is in it is executed")
     with tempfile.TemporaryFile(dir=path):
         pass

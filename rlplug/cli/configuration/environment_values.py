@@ -98,8 +98,7 @@ def with_references(config: Any) -> Any:
     Numbers, true, false and null are saved as values, whatever they came from.
     """
     return _map_texts(
-        config,
-        lambda text: text.reference if isinstance(text, VariableText) else text.replace("${", "$${"),
+        config, lambda text: text.reference if isinstance(text, VariableText) else text.replace("${", "$${")
     )
 
 
@@ -129,7 +128,5 @@ def _represent(dumper: yaml.SafeDumper, text: VariableText) -> yaml.Node:
 # of any type jsonargparse warns, with the value, of a serializer that changes the type
 yaml.SafeDumper.add_representer(VariableText, _represent)
 register_type(
-    VariableText,
-    serializer=lambda text: VariableText(text.reference, text.reference),
-    deserializer=resolve_variables,
+    VariableText, serializer=lambda text: VariableText(text.reference, text.reference), deserializer=resolve_variables
 )

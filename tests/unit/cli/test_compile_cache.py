@@ -48,6 +48,27 @@ def test_nobody_else_may_fill_the_folder(tmp_path: Path) -> None:
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
 
 
+@pytest.mark.parametrize("below", [".", "inductor"])
+@pytest.mark.parametrize("change", ["mode", "owner"])
+def test_a_folder_that_others_may_fill_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str, change: str
+) -> None:
+    """Catches code of a neighbour, who made the folder first, being run as compiled code of one's own."""
+    use_compile_cache(str(tmp_path / "cache"), HFRollout())
+    folder = tmp_path / "cache" / below
+    if change == "mode":
+        folder.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(folder, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setenv(INDUCTOR, default_cache_dir())
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    with pytest.raises(ConfigError, match=r"run\.compile_cache .* is another user's, or all may write to it"):
+        use_compile_cache(str(tmp_path / "cache"), HFRollout())
+    assert os.environ["TRITON_CACHE_DIR"] == ""
+
+
 def test_variables_of_the_user_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     note = use_compile_cache(str(tmp_path), HFRollout())
@@ -65,7 +86,7 @@ def test_null_changes_nothing() -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    text = r"run\.compile_cache is \S+/file/cache, which cannot be written: .* Name a folder of your own, or set null"
+    text = r"run\.compile_cache is \S+/file/cache, which cannot be used: .* Name a folder of your own, or set null"
     with pytest.raises(ConfigError, match=text):
         use_compile_cache(str(tmp_path / "file" / "cache"), HFRollout())
     assert os.environ[INDUCTOR] == default_cache_dir()
