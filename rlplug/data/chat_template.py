@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, pass_context
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -159,8 +159,12 @@ def set_chat_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping
     known: set[str] = set()
     for text in template.values() if isinstance(template, dict) else [template or ""]:
         try:
-            environment = _compile_jinja_template(text).environment
-            known |= meta.find_undeclared_variables(environment.parse(text)) - environment.globals.keys()
+            environment = _compile_jinja_template("").environment
+            environment.finalize = pass_context(lambda _, value: value)  # so that no constant is computed here
+            finder = meta.TrackingCodeGenerator(environment)
+            finder.optimizer = None
+            finder.visit(environment.parse(text))
+            known |= finder.undeclared_identifiers - environment.globals.keys()
         except TemplateError as error:
             raise ConfigError(f"{template_of(tokenizer)} cannot be read: {encodable(str(error))}.") from error
     known -= {"messages", "tools", "documents", "add_generation_prompt", *tokenizer.special_tokens_map}

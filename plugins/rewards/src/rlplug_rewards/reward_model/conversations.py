@@ -7,9 +7,11 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from rlplug_sandbox.chat_templates import bound
 from transformers import AutoTokenizer
 
 from rlplug.errors import ConfigError, describe
+from rlplug.models.hf_files import pretrained
 from rlplug.types import RewardError, Sample
 
 ALL: Final = 1 << 40
@@ -52,8 +54,8 @@ class Conversations:
         with self._lock:
             if self._tokenizer is None:
                 try:
-                    tokenizer: Any = AutoTokenizer.from_pretrained(self._path)
-                except (OSError, ValueError) as problem:
+                    tokenizer: Any = pretrained(AutoTokenizer.from_pretrained, self._path)
+                except Exception as problem:  # noqa: BLE001 - files of wrong types raise anything
                     raise ConfigError(
                         f"{self._owner}.path is {self._path!r}, whose tokenizer cannot be read: {describe(problem)}."
                     ) from None
@@ -64,7 +66,7 @@ class Conversations:
                         f"{self._owner}.path is {self._path!r}, whose tokenizer has no chat template: name a file with "
                         f"one in {self._owner}.chat_template."
                     )
-                self._tokenizer = tokenizer
+                self._tokenizer = bound(tokenizer)
             return self._tokenizer
 
     def tokens_of_text(self, text: str) -> list[int]:
