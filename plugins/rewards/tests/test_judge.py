@@ -187,6 +187,20 @@ def test_the_key_is_sent_and_shown_nowhere(server, template, make_sample, monkey
     assert b"sk-secret" not in files
 
 
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.7/v1", "http://localhost.evil.example/v1", "http://127.evil.example/v1"]
+)
+def test_a_key_goes_to_no_other_host_in_clear(template, url):
+    """Catches a key on the network, and a name that only looks like this host's."""
+    with pytest.raises(
+        ConfigError, match=r"the key of JUDGE_KEY would cross the network .* Judge\.endpoint\.plain_http"
+    ):
+        Judge(Endpoint(url, "judge", "JUDGE_KEY"), str(template))
+    Judge(Endpoint(url, "judge", "JUDGE_KEY", plain_http=True), str(template))
+    Judge(Endpoint(url, "judge"), str(template))
+    Judge(Endpoint(url.replace("http:", "https:"), "judge", "JUDGE_KEY"), str(template))
+
+
 def test_a_wrong_key_or_address_stops_before_the_run(server, template, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"Judge\.endpoint\.api_key_env is 'JUDGE_KEY', and that environment"):

@@ -35,7 +35,9 @@ class ChatModel:
     def __init__(self, owner: str, endpoint: Endpoint, schema: Mapping[str, Any] | None) -> None:
         self.endpoint, self.counts = endpoint, Counts()
         key = f"{owner}.endpoint"
-        self._client = JSONClient(key, endpoint.url, endpoint.api_key_env, endpoint.limits, self.counts)
+        self._client = JSONClient(
+            key, endpoint.url, endpoint.api_key_env, endpoint.limits, self.counts, endpoint.plain_http
+        )
         self._cache = None
         if endpoint.cache is not None:
             self._cache = AnswerCache(endpoint.cache, endpoint.cache_mib, f"{key}.cache")

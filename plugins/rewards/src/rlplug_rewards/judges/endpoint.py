@@ -47,6 +47,7 @@ class Endpoint:
         model: Name of the model there.
         api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
             itself is in no file, log or message.
+        plain_http: Whether the key may go to another host by ``http``, in clear.
         system: System message of every request; none by default.
         sampling: Fields that are sent with every request as they are.
         limits: Concurrency, retries and deadlines.
@@ -59,6 +60,7 @@ class Endpoint:
     url: str
     model: str
     api_key_env: str | None = None
+    plain_http: bool = False
     system: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 512})
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import http
+import ipaddress
 import json
 import math
 import os
@@ -63,11 +64,25 @@ class JSONClient:
             kept nowhere, and removed from all messages.
         limits: Concurrency, retries and deadlines.
         counts: Counts requests, retries and failures by kind.
+        plain_http: Whether a key may go to another host without encryption.
     """
 
-    def __init__(self, owner: str, url: str, api_key_env: str | None, limits: RequestLimits, counts: Counts) -> None:
+    def __init__(
+        self,
+        owner: str,
+        url: str,
+        api_key_env: str | None,
+        limits: RequestLimits,
+        counts: Counts,
+        plain_http: bool = False,
+    ) -> None:
         self._owner = owner
         self.url = _checked_url(owner, url)
+        if api_key_env is not None and not plain_http and not _hides_key(self.url):
+            raise ConfigError(
+                f"{owner}.url is {self.url}, and the key of {api_key_env} would cross the network in clear: give an "
+                f"https address, or set {owner}.plain_http to true where the network is your own."
+            )
         self._api_key_env = api_key_env
         self._limits = limits
         self._counts = counts
@@ -307,6 +322,16 @@ def retry_after_s(value: str | None) -> float | None:
         except (TypeError, ValueError, OverflowError):
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _hides_key(url: str) -> bool:
+    """Return whether nobody between here and a server reads what is sent: with TLS, or on this host."""
+    parts = urlsplit(url)
+    try:
+        is_here = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        is_here = parts.hostname == "localhost"
+    return parts.scheme == "https" or is_here
 
 
 def _checked_url(owner: str, url: str) -> str:

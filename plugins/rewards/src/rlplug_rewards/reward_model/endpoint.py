@@ -20,6 +20,7 @@ class RewardEndpoint:
             --model-path MODEL --is-embedding``. Token ids are sent to the route ``/classify`` of either.
         api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
             itself is in no file, log or message.
+        plain_http: Whether the key may go to another host by ``http``, in clear.
         limits: Concurrency, retries and deadlines.
     """
 
@@ -27,6 +28,7 @@ class RewardEndpoint:
     model: str
     server: Literal["vllm", "sglang"] = "vllm"
     api_key_env: str | None = None
+    plain_http: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def __post_init__(self) -> None:

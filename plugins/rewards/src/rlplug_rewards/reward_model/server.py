@@ -181,7 +181,7 @@ class RewardServer:
 
     def _new_client(self, counts: Counts) -> JSONClient:
         endpoint = self.endpoint
-        return JSONClient(self._key, endpoint.url, endpoint.api_key_env, endpoint.limits, counts)
+        return JSONClient(self._key, endpoint.url, endpoint.api_key_env, endpoint.limits, counts, endpoint.plain_http)
 
 
 def _tokens(answer: Any) -> list[int]:
