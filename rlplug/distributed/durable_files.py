@@ -45,9 +45,12 @@ def replaced(path: Path) -> Iterator[Path]:
             raise
 
 
-def write_file(path: Path, text: str) -> None:
-    """Replace ``path`` by a file with ``text``, as :func:`replaced` does."""
+def write_file(path: Path, text: str, is_private: bool = False) -> None:
+    """Replace ``path`` by a file with ``text``, as :func:`replaced` does; a private one is for its owner alone."""
     with replaced(path) as partial:
+        if is_private:
+            partial.touch()
+            partial.chmod(0o600)
         partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
 
 

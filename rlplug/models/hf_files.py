@@ -19,12 +19,7 @@ HUB_S: Final = 4.0
 
 
 def check_folder(path: str, key: str) -> None:
-    """Raise an error for a folder that does not exist, and for a name that is not cached on a Hub out of reach.
-
-    Args:
-        path: Folder or Hugging Face Hub name.
-        key: Key of the model in the run's configuration, for messages.
-    """
+    """Raise an error for a folder that does not exist, and for a name that is not cached on a Hub out of reach."""
     if Path(path).is_dir():
         return
     if path.count("/") > 1 or path.startswith((".", "/", "~")):  # no name on a Hub
@@ -57,11 +52,7 @@ def hub_is_reachable() -> bool:
 
 
 def pretrained(make: Callable[..., Any], source: Any, /, **options: Any) -> Any:
-    """Call a ``from_pretrained`` or ``from_config`` of transformers, which runs no code of the model's own files.
-
-    Raises:
-        ValueError: The model needs such code.
-    """
+    """Call a ``from_pretrained`` or ``from_config``; ``ValueError`` for a model that needs code of its own files."""
     try:
         return make(source, trust_remote_code=False, **options)
     except ValueError as error:

@@ -28,11 +28,7 @@ IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
-    """Build a model on the meta device: float32, in training mode, without dropout.
-
-    Args:
-        config: Configuration of the model.
-        key: Key of the model in the run's configuration, for messages.
+    """Build a model on the meta device: float32, in training mode, without dropout; messages have its ``key``.
 
     Raises:
         ConfigError: The model has no readable configuration, transformers cannot build it, or packing would break it.

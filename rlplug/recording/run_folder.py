@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
-from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, EXPORTED, run_dir_of
+from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, EXPORTED, has_key, run_dir_of
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
@@ -207,7 +207,7 @@ class RunFolder(Callback, RunObserver):
             return
         self._is_accepted = True
         if self.config_yaml is not None:
-            write_file(self.path / CONFIG, self.config_yaml)
+            write_file(self.path / CONFIG, self.config_yaml, has_key(self.config_yaml))
         self._record.write()
         if self._resumed is not None:
             from rlplug.recording.resumed_run import cut_back

@@ -27,6 +27,10 @@ MANIFEST: Final = "manifest.json"
 FOLDER: Final = "checkpoints"
 EXPORTED: Final = ("policy", "adapter")
 """Folders of the trained policy, and of its adapter where one was trained."""
+_SECRETS: Final = r"api_?key|password|passwd|secret(?:_key)?|(?:access|api|auth|bearer|hf|hub)_token"
+_IN_CLEAR: Final = re.compile(
+    rf"(?i)(?:^|[_\W])(?:{_SECRETS}): ['\"]?(?!null\b|\$\{{)[^\s'\"]|://[^/\s:@]+:[^/\s@]+@", re.M
+)
 _CHUNK: Final = 1 << 22
 _NAME: Final = re.compile(r"step-(\d{8})")
 
@@ -34,6 +38,11 @@ _NAME: Final = re.compile(r"step-(\d{8})")
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     return sorted(path for path in (run_dir / FOLDER).glob("step-*") if _NAME.fullmatch(path.name))
+
+
+def has_key(config: str) -> bool:
+    """Return whether a configuration has a secret in clear, as loggers take them, where ``${NAME}`` would do."""
+    return _IN_CLEAR.search(config) is not None
 
 
 def run_dir_of(checkpoint: str | Path) -> Path | None:

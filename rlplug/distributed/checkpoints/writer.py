@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, MANIFEST, OTHERS, TENSORS, FileDigest
+from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, MANIFEST, OTHERS, TENSORS, FileDigest, has_key
 from rlplug.distributed.durable_files import replaced, write_file
 
 
@@ -77,6 +77,8 @@ def write_others(checkpoint: dict[str, Any], folder: Path) -> None:
     config = checkpoint.pop(CONFIG_KEY, None)
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
+        if has_key(config or ""):
+            folder.chmod(0o700)  # hyperparameters are the configuration too
         with replaced(folder / OTHERS) as partial, disk_errors(), partial.open("wb") as file:
             torch.save(checkpoint, file)
         if config is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import asdict
@@ -17,10 +18,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rlplug.distributed.checkpoints.files import FileDigest, list_checkpoints
+from rlplug.distributed.checkpoints import writer
+from rlplug.distributed.checkpoints.files import CONFIG_KEY, FileDigest, has_key, list_checkpoints
 from rlplug.distributed.checkpoints.reader import find_damage, newest_whole, read_checkpoint, require_whole
 from rlplug.distributed.checkpoints.resumed_files import set_aside_after
-from rlplug.distributed.checkpoints.writer import ChecksumWriter
+from rlplug.distributed.checkpoints.writer import ChecksumWriter, write_others
+from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError, RunError
 
 
@@ -211,3 +214,26 @@ def test_later_checkpoints_go_aside_and_stay(tmp_path):
         assert sorted(path.name for path in aside.iterdir()) == ["metrics.jsonl", "step-00000004", "step-00000006"]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002"]
     assert set_aside_after(tmp_path, 2, []) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("api_key: abc", True), ("  comet_api_key: 'abc'", True), ("neptune_api_token: x", True), ("secret: x", True),
+        ("tracking_uri: http://me:word@host", True), ("api_key: null", False), ("api_key: ${COMET}", False),
+        ("api_key: '${COMET}'", False), ("api_key: ''", False), ("api_key_env: NAME", False), ("eos_token: x", False),
+        ("max_new_tokens: 5", False), ("uri: http://host:80/a@b", False), ("hub_token:\n  x: 1", False),
+    ],
+)  # fmt: skip
+def test_a_key_in_clear_is_for_its_owner_alone(config, expected, tmp_path, monkeypatch):
+    """Catches a logger's key that all users of a host may read, and files of a team that nobody else can."""
+    monkeypatch.setattr(writer.dist, "get_rank", lambda: 0)
+    former = os.umask(0o022)
+    try:
+        write_file(tmp_path / "config.yaml", config, has_key(config))
+        write_others({CONFIG_KEY: config}, tmp_path / "step")
+    finally:
+        os.umask(former)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("config.yaml", "step")]
+    assert modes == ([0o600, 0o700] if expected else [0o644, 0o755])
+    assert (tmp_path / "step" / "config.yaml").read_text() == (tmp_path / "config.yaml").read_text() == config

@@ -47,13 +47,13 @@ class Endpoint:
         model: Name of the model there.
         api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
             itself is in no file, log or message.
-        plain_http: Whether the key may go to another host by ``http``, in clear.
-        system: System message of every request; none by default.
-        sampling: Fields that are sent with every request as they are.
+        plain_http: Whether another host may get the key by ``http``.
+        system: System message of every request.
+        sampling: Fields sent with every request.
         limits: Concurrency, retries and deadlines.
         prices: Prices, for the count ``cost``.
-        cache: File on a local disk that keeps answers, so that the same request is never paid for twice; ranks and
-            runs may share it. None by default.
+        cache: File on a local disk that keeps answers, so that no request is paid for twice; ranks and runs may
+            share it.
         cache_mib: Largest size of that file in MiB.
     """
 

@@ -20,7 +20,7 @@ class RewardEndpoint:
             --model-path MODEL --is-embedding``. Token ids are sent to the route ``/classify`` of either.
         api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
             itself is in no file, log or message.
-        plain_http: Whether the key may go to another host by ``http``, in clear.
+        plain_http: Whether another host may get the key by ``http``.
         limits: Concurrency, retries and deadlines.
     """
 
