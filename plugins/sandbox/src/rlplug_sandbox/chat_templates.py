@@ -35,7 +35,8 @@ def bound(tokenizer: Any) -> Any:
 
     A tokenizer with an ``apply_chat_template`` of its own, such as Mistral's, runs no program of the model's.
     """
-    if type(tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template:
+    own = getattr(type(tokenizer), "apply_chat_template", None)
+    if own is PreTrainedTokenizerBase.apply_chat_template:
         tokenizer.apply_chat_template = functools.partial(render, tokenizer)
     return tokenizer
 

@@ -33,8 +33,7 @@ class PrometheusLogger(Logger, RunObserver):
 
     Args:
         port: TCP port; 0 takes a free one, which ``prometheus.yml`` then names.
-        host: Address to listen on. There is no password: anyone who reaches the port, by its address or a name of
-            this machine, reads the metrics.
+        host: Address to listen on. There is no password; requests by names of other machines are refused.
         max_metrics: Most metrics that are served; what comes later is left out, with a warning.
         dcgm_exporters: Addresses of NVIDIA's DCGM exporters, such as ``[gpu-1:9401]``, for ``prometheus.yml``.
     """
