@@ -16,7 +16,7 @@ from rlplug_rewards.judges import Judge
 from rlplug_rewards.judges.endpoint import Endpoint, Prices
 from rlplug_rewards.judges.verdicts import score_reader
 from rlplug_rewards.requests.answer_cache import AnswerCache
-from rlplug_rewards.requests.json_client import RequestError, retry_after_s
+from rlplug_rewards.requests.json_client import RequestError, parsed, retry_after_s
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import RewardRunner
@@ -170,6 +170,12 @@ def test_scores_are_read_strictly(form, pattern, text, value):
         return
     with pytest.raises(RequestError, match="malformed"):
         reader.read(text)
+
+
+@pytest.mark.parametrize("body", [b"1e999", b"[-1e999]", b"NaN", b'{"a": 1, "a": 2}', b"[" * 100_000, b"9" * 5000])
+def test_json_that_is_none_is_malformed(body):
+    with pytest.raises(RequestError, match="the answer is not JSON"):
+        parsed(body)
 
 
 def test_the_key_is_sent_and_shown_nowhere(server, template, make_sample, monkeypatch, tmp_path):

@@ -296,7 +296,13 @@ def strict_json(text: str) -> Any:
         ValueError: It is not such a text.
         RecursionError: It has too many levels of brackets.
     """
-    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_object)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
 
 
 def _no_constant(name: str) -> Any:

@@ -76,7 +76,9 @@ class Classifier:
                 output_loading_info=True,
             )
         except Exception as problem:  # noqa: BLE001 - likewise
-            raise ConfigError(f"RewardModel.path is {path!r}, which cannot be loaded: {describe(problem)}.") from None
+            raise ConfigError(
+                f"RewardModel.path is {path!r}, which cannot be loaded: {describe(problem).rstrip('.')}."
+            ) from None
         for kind in ("missing_keys", "mismatched_keys"):
             if found[kind]:
                 names = sorted(map(str, found[kind]))[:3]
