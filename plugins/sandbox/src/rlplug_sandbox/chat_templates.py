@@ -50,16 +50,20 @@ def render(
     chat_template: str | None = None,
     **options: Any,
 ) -> Any:
-    """Return a conversation as text, as ``PreTrainedTokenizerBase.apply_chat_template`` does, or else as token ids.
+    """Return one conversation as text, as ``PreTrainedTokenizerBase.apply_chat_template`` does.
+
+    All else that it does, such as tensors of token ids, rlplug does not ask for, and it is done here without limits.
 
     Raises:
         TemplateError: The template refuses the conversation, or does not end within its limits.
     """
+    if tokenize or not all(isinstance(message, Mapping) for message in conversation):
+        upstream: Any = PreTrainedTokenizerBase.apply_chat_template
+        return upstream(tokenizer, conversation, tools, tokenize=tokenize, chat_template=chat_template, **options)
     template = tokenizer.get_chat_template(chat_template, tools)
     chat = [{key: value for key, value in message.items() if value is not None} for message in conversation]
     request = {"conversations": [chat], "tools": tools, "chat_template": template}
-    text = _process(os.getpid()).render({**tokenizer.special_tokens_map, **options, **request})
-    return tokenizer(text, add_special_tokens=False) if tokenize else text
+    return _process(os.getpid()).render({**tokenizer.special_tokens_map, **options, **request})
 
 
 class TemplateProcess:
