@@ -80,7 +80,8 @@ class TemplateProcess:
             TemplateError: There is none.
         """
         with self._lock:
-            process = self._process = self._process or _started()
+            process: Any = self._process or _started()
+            self._process = process
             try:
                 pickle.dump((DEADLINE_S, request), process.stdin)
                 process.stdin.flush()

@@ -23,8 +23,8 @@ LONGEST_TEXT: Final = 1 << 26
 def answer(request: dict[str, Any]) -> dict[str, str]:
     """Return the text of one conversation, or the reason why there is none."""
     try:
-        ((text,), _) = render_jinja_template(**request)
-        text = str(text)
+        rendered: Any = render_jinja_template(**request)  # texts, and what of them the assistant wrote
+        text = str(rendered[0][0])
     except MemoryError:
         return {"reason": f"it needs more than {MEMORY_BYTES >> 30} GiB of memory", "is_full": "may stay so"}
     except Exception as error:  # noqa: BLE001 - a template may raise anything
@@ -41,8 +41,9 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     if sys.platform == "linux":  # macOS refuses it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    while sys.stdin.buffer.peek(1):
-        deadline_s, request = pickle.load(sys.stdin.buffer)
+    requests: Any = sys.stdin.buffer
+    while requests.peek(1):
+        deadline_s, request = pickle.load(requests)
         signal.setitimer(signal.ITIMER_REAL, deadline_s)  # its signal ends the process, in the midst of C code too
         found = answer(request)
         signal.setitimer(signal.ITIMER_REAL, 0)
