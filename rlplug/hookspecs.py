@@ -43,28 +43,19 @@ API_VERSION: Final = "3.3"
 
 SINCE: Final = MappingProxyType(
     {
-        "rlplug_register_rollouts": "1.0",
-        "rlplug_register_trainers": "1.2",
-        "rlplug_register_algorithms": "1.0",
-        "rlplug_register_rewards": "1.0",
-        "rlplug_register_environments": "1.1",
-        "rlplug_register_launchers": "2.0",
-        "rlplug_register_optimizations": "1.0",
-        "rlplug_register_classes": "2.2",
-        "rlplug_make_observer": "2.2",
-        "rlplug_after_rollout": "1.0",
-        "rlplug_after_update": "1.0",
-        "rlplug_sync_weights": "1.0",
-        "rlplug_prepare_batch": "1.0",
-        "rlplug_compute_loss": "1.0",
-        "rlplug_make_tokenizer": "1.0",
-        "rlplug_explain_key": "3.3",
-        "rlplug_make_source": "3.1",
-        "rlplug_make_row_layout": "3.2",
-        "rlplug_plan_memory": "3.1",
-        "rlplug_make_token_log": "3.1",
-        "rlplug_make_experiment_log": "3.1",
-        "rlplug_make_profiler": "3.1",
+        f"rlplug_{name}": version
+        for version, names in {
+            "1.0": "register_rollouts register_algorithms register_rewards register_optimizations after_rollout "
+            "after_update sync_weights prepare_batch compute_loss make_tokenizer",
+            "1.1": "register_environments",
+            "1.2": "register_trainers",
+            "2.0": "register_launchers",
+            "2.2": "register_classes make_observer",
+            "3.1": "make_source plan_memory make_token_log make_experiment_log make_profiler",
+            "3.2": "make_row_layout",
+            "3.3": "explain_key",
+        }.items()
+        for name in names.split()
     }
 )
 """Version of the hook API that added each hook."""

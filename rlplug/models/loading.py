@@ -55,17 +55,11 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
         for option, value in vars(owner).items():
             if isinstance(value, float) and any(word in option for word in NOISE):
                 setattr(owner, option, 0.0)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
-    if model_class is not None:
+    if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if config.attn_implementation not in IMPLEMENTATIONS:
             raise ConfigError(
                 f"{key}.attn_implementation is {config.attn_implementation!r}, with which packed sequences can attend "
                 f"to each other: give one of {', '.join(IMPLEMENTATIONS)}."
-            )
-        if not model_class._supports_attention_backend:
-            raise ConfigError(
-                f"{key}.path: {model_class.__name__} does not support transformers' AttentionInterface, so packed "
-                "sequences would attend to each other. Use a model that does."
             )
     elif hasattr(model_config, "vision_config"):
         raise ConfigError(
@@ -176,9 +170,6 @@ def _copy_all(targets: Mapping[str, Tensor], values: Iterable[tuple[str, Tensor]
     assert not missing, missing
 
 
-# ---- random ---------------------------------------------------------------------------------------------------------
-
-
 def _drawn_weights(template: PreTrainedModel, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield random weights as transformers initialises the model, one transformer block or other module at a time.
 
@@ -207,9 +198,6 @@ def _children_first(
         for child_name, child in module.named_children():
             yield from _children_first(child, f"{name}.{child_name}".lstrip("."), stop_at)
     yield name, module
-
-
-# ---- buffers --------------------------------------------------------------------------------------------------------
 
 
 def rebuilt_buffers(template: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -1,10 +1,14 @@
-"""Checks that a model keeps packed sequences apart and computes the same twice, made before its weights are loaded."""
+"""Checks that a model keeps packed sequences apart and computes the same twice, before it is loaded and afterwards."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -15,18 +19,28 @@ from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
 from rlplug.models.hf_files import pretrained, read
 from rlplug.models.loading import rebuilt_buffers, trainable_config
-from rlplug.models.packing import PackedTokens
+from rlplug.models.forward import critic_forward, policy_forward
+from rlplug.models.packing import PackedMicroBatch, PackedTokens
+from rlplug.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rlplug.distributed.strategy import RLFSDP2Strategy
 
 LENGTH: Final = 8  # tokens of the first of the two sequences on which a model is tried; the second has one more
 WINDOW: Final = 5  # longest window of attention there, so that both sequences are longer
 TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
+LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
+REMEDY: Final = "Set model.trainer to HybridTrainer if it has a state, as Mamba and delta nets have; else use another model."
+ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
 LARGEST: Final = 1 << 28  # elements of a matrix beyond which its rows overlap in memory
 
 
 @torch.no_grad()
-def check_passes(config: ModelConfig, key: str) -> None:
+def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = lambda _: None) -> None:
     """Try a model's first layers, those of each kind, on two packed sequences, on the CPU with random weights.
+
+    ``edit`` changes the layers as the run will.
 
     Raises:
         ConfigError: Two passes in training differ; or the logits of the second sequence change with the first, or are
@@ -36,6 +50,7 @@ def check_passes(config: ModelConfig, key: str) -> None:
     text, name = model.config.get_text_config(), type(model).__name__
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        edit(model)
         _give_values(model)
         first, other, second = (torch.randint(2, text.vocab_size, (LENGTH + more,)) for more in (0, 0, 1))
         try:
@@ -44,20 +59,66 @@ def check_passes(config: ModelConfig, key: str) -> None:
             model.set_attn_implementation("eager")
             alone = model(input_ids=second[None], use_cache=False).logits[0]
         except Exception as error:
-            raise ConfigError(f"{key}.path: a pass of {name} over a packed row raised {describe(error)}") from error
+            frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+            layer = type([each for each in [model, *frames] if isinstance(each, nn.Module)][-1]).__name__
+            problem = f"a pass of {name} over a packed row raised {describe(error)} in its layer {layer}"
+            raise ConfigError(f"{key}.path: {problem}. {REMEDY}") from error
     for one, two, problem in (
         (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
-        (logits[LENGTH:], beside[LENGTH:], "leaks each packed sequence into the next: borders do not reach all layers"),
+        (logits[LENGTH:], beside[LENGTH:], LEAKS),
         (logits, engine, "computes other logits in training than an engine, with what config.json may switch off"),
-        (
-            logits[LENGTH:],
-            alone,
-            "computes other logits of a packed sequence than of it alone: it has its own mask or state",
-        ),
+        (logits[LENGTH:], alone, "computes other logits of a packed sequence than of it alone, by its own mask or state"),
     ):
         if not bool((one - two).abs().max() <= TOLERANCE * one.std()):
-            types = ", ".join(sorted(set(getattr(text, "layer_types", None) or ["attention"])))
-            raise ConfigError(f"{key}.path: {name} {problem} (layers: {types}). Use another model.")
+            model.set_attn_implementation(attention.NAME)
+            layer = f" {_leaking(model, first, other, second)}" if problem is LEAKS else ""
+            raise ConfigError(f"{key}.path: {name} {problem}{layer}. {REMEDY}")
+
+
+def _leaking(model: Any, first: Tensor, other: Tensor, second: Tensor) -> str:
+    """Return the class of the innermost layer that gives something else for the second sequence, and got the same."""
+    seen: dict[nn.Module, list[Any]] = defaultdict(list)
+
+    def watch(layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        for part in ((*args, *kwargs.values()), output if isinstance(output, tuple) else (output,)):
+            seen[layer].append([each[:, LENGTH:] for each in part if isinstance(each, Tensor) and each.dim() == 3])
+
+    for layer in model.modules():
+        layer.register_forward_hook(watch, with_kwargs=True)
+    _logits(model, first, second), _logits(model, other, second)
+    for layer, (got, gave, *_, same, others) in seen.items():
+        if all(map(torch.equal, got, same)) and not all(map(torch.allclose, gave, others)):
+            return type(layer).__name__
+    return type(model).__name__
+
+
+@torch.no_grad()
+def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
+    """Try a model as it runs, loaded, optimized, sharded and with kernels, on two packed sequences. Collective.
+
+    Raises:
+        ConfigError: What it computes of the second sequence changes with the first, or without it.
+    """
+    config = getattr(model, "trunk", model).config.get_text_config()
+    ids = torch.randint(2, config.vocab_size, (3, 2 * LENGTH), generator=torch.Generator().manual_seed(0))
+    values, tolerance, nothing = [], ROUNDING, cast(Any, None)
+    for places in ([0, 2], [1, 2], [2]):
+        row = _row(*ids[places]).part(strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
+        micro_batch = PackedMicroBatch(nothing, row.to(strategy.root_device))  # models read the row alone
+        if hasattr(model, "trunk"):
+            values.append(critic_forward(model, micro_batch)[-2 * LENGTH :])
+        else:
+            output = policy_forward(model, micro_batch, SamplingParams(), "none")
+            values.append(output.tokens.logprobs[-2 * LENGTH :])
+            tolerance = TOLERANCE if output.hidden.dtype == torch.float32 else ROUNDING
+    leaks, differs = ((values[0] - other).abs().mean() for other in values[1:])
+    allowed = tolerance * values[2].std()  # of other neighbours, and twice as much of another length of the row
+    if strategy.any_rank(not bool(torch.maximum(leaks, differs / 2) <= allowed)):
+        raise ConfigError(
+            f"{key}: {config.model_type} as it runs on {strategy.root_device} changes a packed sequence by {leaks:.2g} "
+            f"with its neighbour and by {differs:.2g} without one; round-off is below {allowed:.2g}. Remove what "
+            "changes its layers: model.optimizations, and packages of kernels, such as causal-conv1d."
+        )
 
 
 def _first_layers(config: Any, path: str, key: str) -> Any:
@@ -110,10 +171,15 @@ def _give_values(model: Any) -> None:
 
 def _logits(model: Any, *sequences: Tensor) -> Tensor:
     """Return the logits of a packed row, [N, V]."""
-    ids, positions = torch.cat(sequences), torch.cat([torch.arange(len(ids)) for ids in sequences])
-    every, borders = torch.arange(len(ids)), torch.tensor([0, len(sequences[0]), len(ids)], dtype=torch.int32)
-    row = PackedTokens(ids[None], positions[None], borders, LENGTH + 1, every, ids, every, len(ids))
-    return model(**row.model_inputs(), logits_to_keep=every).logits[0]  # type: ignore[no-any-return]
+    row = _row(*sequences)
+    return model(**row.model_inputs(), logits_to_keep=row.predicting).logits[0]  # type: ignore[no-any-return]
+
+
+def _row(*sequences: Tensor) -> PackedTokens:
+    lengths = [len(ids) for ids in sequences]
+    ids, positions = torch.cat(sequences), torch.cat([torch.arange(length) for length in lengths])
+    every, borders = torch.arange(len(ids)), torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    return PackedTokens(ids[None], positions[None], borders, max(lengths), every, ids, every, len(ids))
 
 
 def check_long_sequences(config: Any, implementation: str, key: str, longest: int, sequence_size: int) -> None:

@@ -18,6 +18,8 @@ from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import hf_weights
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rlplug.interfaces.router_replay import RouterReplay
 
 
@@ -33,13 +35,17 @@ class TransformersTrainer(ModelTrainer):
     )
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
-        check_passes(config, key)
+        check_passes(config, key, self.edit)
 
-    def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
-        return empty_model(config, key)
+    def edit(self, network: PreTrainedModel) -> None:
+        """Change layers of a whole network on the meta device: for subclasses."""
+
+    def empty_network(self, config: ModelConfig, key: str) -> PreTrainedModel:
+        self.edit(network := empty_model(config, key))
+        return network
 
     def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
-        trunk: nn.Module = empty_model(config, key).base_model
+        trunk: nn.Module = self.empty_network(config, key).base_model
         return trunk
 
     def router_replay(self, network: nn.Module) -> RouterReplay:

@@ -70,13 +70,8 @@ def plan_run(
 ) -> RunPlan:
     """Check all that can be checked before anything is loaded, and decide sizes and memory.
 
-    Args:
-        config: Options of the run.
-        inputs: Facts about policy and environment, read from files.
-        data: Data module with the prompts.
-        strategy: Only its options are read: it need not be set up.
-        world_size: Ranks of the run.
-        gpu: The fullest GPU of the run; ``None`` without GPUs, where memory is not planned.
+    Of ``strategy`` only options are read: it need not be set up. ``gpu`` is the fullest of the run; without one, memory
+    is not planned.
 
     Raises:
         ConfigError: The message names the key and the fix.

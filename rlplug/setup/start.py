@@ -22,6 +22,7 @@ from rlplug.errors import ConfigError, PluginError, RLPlugError, brief
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.build import Models
+from rlplug.models.packing_checks import check_loaded
 from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.observability.start import StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
@@ -159,6 +160,11 @@ class RunModule(LightningModule):
         end_at_once(self.global_rank)
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
         models, plan, stop = self.models, self.parts.plan, self.stop_signal
+        if plan is not None:
+            critic = None if config.critic is None or config.critic.share_trunk else models.critic
+            for name, model in (("policy", models.policy), ("reference", models.reference), ("critic.trunk", critic)):
+                if model is not None:
+                    check_loaded(f"model.{name}", model, strategy)
         self.offload = Offload()
         if config.memory.offload != "none":
             self.offload = plugins().registry.get_for("model.memory.offload", "StateOffload")(
@@ -204,13 +210,7 @@ def make_generator(
 ) -> RolloutGenerator:
     """Return what generates with this rank's engine and the configured environment, for prompts as ``data`` has them.
 
-    Args:
-        config: Options of the run.
-        inputs: Facts about policy and environment.
-        driver: The driver of this rank's engine.
-        data: Data module whose prompts are rendered by now.
-        gather: Returns the concatenation of all ranks' lists; by default there is one rank.
-        store: Store of all ranks; ``None`` for one.
+    They are rendered by now. ``gather`` concatenates all ranks' lists; by default there is one rank, without a store.
     """
 
     def make_rules() -> TurnRules:

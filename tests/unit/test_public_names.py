@@ -39,7 +39,7 @@ PUBLIC = {
     # trainers
     *("rlplug.models.attention", "rlplug.models.attention.kernels", "rlplug.models.attention.products"),
     "rlplug.models.attention.sequences",
-    *("rlplug.models.hf_files", "rlplug.models.loading"),
+    *("rlplug.models.hf_files", "rlplug.models.loading", "rlplug.models.transformers_trainer"),
     "rlplug.weight_sync.hf_names",
     # environments
     *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards", "rlplug.distributed.child_process"),

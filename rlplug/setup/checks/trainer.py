@@ -90,12 +90,8 @@ def try_optimizer(
 ) -> None:
     """Make an optimizer and its scheduler for a tiny model, and step both. Nothing is communicated.
 
-    Args:
-        prefix: Key of the block with ``optimizer`` and ``lr_scheduler``, such as ``model.``.
-        make_optimizer: Makes the optimizer of named parameters.
-        make_scheduler: Makes its scheduler; ``None`` for a constant rate.
-        mesh: Mesh of the run, over which the tiny model is a distributed one, as the real model will be.
-        device: Device of this rank.
+    The model is distributed over the run's ``mesh``, as the real one will be. ``prefix`` is the key of the block with
+    ``optimizer`` and ``lr_scheduler``, such as ``model.``; a constant rate has no scheduler.
 
     Raises:
         ConfigError: One of them refuses its options; the message names the key and the reason.

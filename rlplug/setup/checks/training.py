@@ -29,17 +29,7 @@ def check_training(
     make_tokenizer: MakeTokenizer,
     has_val_prompts: bool,
 ) -> None:
-    """Check that the parts of a training run agree.
-
-    Args:
-        config: Options of the run.
-        batch: Sizes of the run.
-        total_steps: RL steps of the run.
-        longest: Tokens of the longest possible sequence.
-        sequence_size: Ranks that share a row.
-        tokenizer: The policy's.
-        make_tokenizer: Makes those of other models.
-        has_val_prompts: Whether there are held-out prompts.
+    """Check that the parts of a training run agree, as :func:`check_models` does its models.
 
     Raises:
         ConfigError: The message names the key and the fix.
@@ -138,12 +128,8 @@ def check_models(
 ) -> None:
     """Refuse models that cannot be trained on the run's sequences, or beside the policy on its tokens.
 
-    Args:
-        models: By key below ``model``, with the policy; what is not configured is ``None``.
-        tokenizer: The policy's.
-        make_tokenizer: Makes those of the others.
-        longest: Tokens of the longest possible sequence.
-        sequence_size: Ranks that share a row.
+    ``models`` are by key below ``model``; ``longest`` is the tokens of the longest possible sequence, and
+    ``sequence_size`` the ranks that share a row.
 
     Raises:
         ConfigError: The message names the key and the fix.

@@ -12,7 +12,7 @@ from rlplug.models import packing_checks
 from rlplug.models.loading import empty_model
 from rlplug.models.lora.adapters import add_adapters
 from rlplug.models.lora.config import LoRAConfig
-from rlplug.models.packing_checks import check_passes
+from rlplug.models.packing_checks import check_loaded, check_passes
 from rlplug.models.shape import widths_of
 from rlplug.weight_sync.hf_names import adapters_of
 
@@ -53,6 +53,7 @@ def folder(tmp_path):
         ("llama4_text", EXPERTS | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 32}, OWN),
         ("phimoe", EXPERTS | {"sliding_window": 5}, OWN),
         ("roberta", SIZES, CRASHES),
+        ("gptj", SIZES, "KeyError: 'packed'"),
     ],
 )
 def test_a_model_is_right_or_refused(kind, options, problem, folder):
@@ -61,8 +62,38 @@ def test_a_model_is_right_or_refused(kind, options, problem, folder):
     if problem is None:
         check_passes(config, "model.policy")
         return
-    with pytest.raises(ConfigError, match=rf"^model\.policy\.path: .*{problem}"):
+    with pytest.raises(ConfigError, match=rf"^model\.policy\.path.*{problem}"):
         check_passes(config, "model.policy")
+
+
+def test_a_refusal_names_the_layer_that_leaks_and_the_remedy(folder):
+    """Catches a message that names the model alone, or the layer behind the one that leaks."""
+    config = folder("lfm2", SIZES | {"layer_types": ["full_attention", "conv"] * 2})
+    with pytest.raises(ConfigError, match=r"Lfm2ForCausalLM leaks .* its layer Lfm2ShortConv\. Set .* HybridTrainer"):
+        check_passes(config, "model.policy")
+
+
+class Ranks:
+    """A strategy of one rank on a CPU, as far as the check reads it."""
+
+    sequence_rank, sequence_size, sequence_group, root_device = 0, 1, None, torch.device("cpu")
+
+    def any_rank(self, value):
+        return value
+
+
+@pytest.mark.parametrize(("kind", "dtype", "leaks"), [("llama", "bfloat16", False), ("lfm2", "float32", True)])
+def test_a_loaded_model_is_tried_as_it_runs(kind, dtype, leaks):
+    """Catches a leak that is there on the run's device alone, as of a kernel, and round-off that is taken for one."""
+    torch.manual_seed(0)
+    layers = {} if kind == "llama" else {"layer_types": ["conv", "full_attention"] * 2, "initializer_range": 0.25}
+    config = CONFIG_MAPPING[kind](**SIZES | layers)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="packed")
+    if not leaks:
+        check_loaded("model.policy", model, Ranks())
+        return
+    with pytest.raises(ConfigError, match=r"^model\.policy: lfm2 as it runs on cpu changes .* causal-conv1d"):
+        check_loaded("model.policy", model, Ranks())
 
 
 class Noisy(torch.nn.Linear):

@@ -59,11 +59,7 @@ class OffloadedTensors:
     """
 
     def __init__(
-        self,
-        find: Callable[[], Any],
-        device: torch.device,
-        is_frozen: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
+        self, find: Callable[[], Any], device: torch.device, is_frozen: bool = False, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self._find = find
         self._device = device

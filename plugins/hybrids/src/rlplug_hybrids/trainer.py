@@ -1,0 +1,84 @@
+"""``HybridTrainer``: trains the hybrid models of transformers on packed rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Effect, ModelConfig, TrainerClaims
+from rlplug.models.loading import empty_model
+from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.types import MeshSizes
+from rlplug.weight_sync.hf_names import adapters_of
+from rlplug_hybrids.borders import keep_apart
+from rlplug_hybrids.layers import kernels_of, read_weights, stateful_layers, takes_borders, without_kernels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DISTRIBUTIONS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
+"""Distributions of packages with kernels."""
+
+
+class HybridTrainer(TransformersTrainer):
+    """Train transformers' hybrid models, some of whose layers have a state.
+
+    Such layers, gated delta nets, Mamba and short convolutions among them, are found by their structure. Where all of a
+    layer's kernels are installed and take the borders of sequences, it gets them; elsewhere it gets each sequence of a
+    packed row as a row of its own, padded to the longest. All else is as with the default trainer. A model whose
+    sequences would still mix is refused at start.
+    """
+
+    claims = TrainerClaims(
+        axes=frozenset({"replicate"}),
+        critic=True,
+        lora=True,
+        router_replay=True,
+        conflicts={"CompileBlocks": "layers with a state get batches of another shape in each pass"},
+    )
+
+    def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
+        with without_kernels(stateful_layers(empty_model(config, key)).values()):
+            super().check(config, key, mesh)
+
+    def edit(self, network: PreTrainedModel) -> None:
+        keep_apart(network)
+
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        layers = stateful_layers(network)
+        refuse_lost_adapters(network, layers)
+        loaded = super().load_weights(network, config, key)
+        ways = Counter(way_of(layer) for layer in layers.values())
+        said = ", ".join(f"{count} {way}" for way, count in ways.items()) or "no layer has a state"
+        return Effect(f"{loaded.description}; {said}")
+
+
+def way_of(layer: nn.Module) -> str:
+    """Return how a layer keeps sequences apart, as part of a sentence."""
+    name = type(layer).__name__
+    if takes_borders(layer):
+        return f"{name} by the borders that their kernels take"
+    kernels = kernels_of(type(layer))
+    missing = sorted({DISTRIBUTIONS.get(k.package, k.package) for k in kernels if not k.is_installed})
+    slow = f", slow without {' and '.join(missing)}" if missing else ""
+    return f"{name} by a padded row for each sequence{slow}"
+
+
+def refuse_lost_adapters(network: nn.Module, layers: dict[str, nn.Module]) -> None:
+    """Refuse adapters on modules whose weight a layer reads without calling them.
+
+    Raises:
+        ConfigError: There are some; the message names one.
+    """
+    adapters = adapters_of(network)
+    adapted = set() if adapters is None else {name.rpartition(".")[0] for name in adapters.updates}
+    for name, layer in layers.items():
+        lost = sorted(part for part in read_weights(layer) if f"{name}.{part}" in adapted)
+        if lost:
+            raise ConfigError(
+                f"model.lora.targets has {lost[0]}, whose weight {type(layer).__name__} reads itself, so that its "
+                "adapter would add nothing: list the others, without it."
+            )

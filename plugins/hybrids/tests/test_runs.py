@@ -1,0 +1,56 @@
+"""Runs of the command line with hybrid policies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ROOT, SMALL, Job, Runs
+from hybrid_models import config_of
+
+from rlplug.observability.metrics_log import read_metrics
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("qwen3_5")
+    own = ROOT / "tests" / "model"
+    known: dict[str, Any] = json.loads((own / "config.json").read_text())
+    names = ("vocab_size", "eos_token_id", "bos_token_id", "pad_token_id")
+    config_of("qwen3_5_text", **{name: known[name] for name in names}, initializer_range=0.25).save_pretrained(folder)
+    for name in TOKENIZER:
+        shutil.copy(own / name, folder)
+    return folder
+
+
+def job(policy: Path, run: Path, *more: str) -> Job:
+    own = ("--model.policy.path", str(policy), "--model.policy.init", "random", "--run.dir", str(run))
+    return Job([*SMALL, *own, "--model.num_steps", "2", *more])
+
+
+def test_two_steps_learn_from_rows_that_engine_and_trainer_read_alike(policy, tmp_path) -> None:
+    """Catches a trainer that cannot shard, checkpoint, synchronise or export such a policy, or computes other logprobs.
+
+    The engine is transformers', whose batches are padded and which has neither hooks nor packed rows.
+    """
+    more = ("--model.trainer", "HybridTrainer", "--model.optimizations", "[GradientCheckpointing]")
+    runs = Runs({"hybrid": job(policy, tmp_path / "run", *more)}, tmp_path)
+    assert runs["hybrid"].exit_code == 0, runs["hybrid"].output
+    assert "3 Qwen3_5GatedDeltaNet by a padded row for each sequence, slow without" in runs["hybrid"].message
+    steps = read_metrics(tmp_path / "run" / "001" / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["mismatch/max"] < 1e-4 for step in steps if "mismatch/max" in step)
+    assert any("mismatch/max" in step for step in steps)
+    assert all(step["policy/grad_norm"] > 0 for step in steps)
+
+
+def test_the_default_trainer_refuses_before_a_rollout(policy, tmp_path) -> None:
+    runs = Runs({"default": job(policy, tmp_path / "run")}, tmp_path)
+    assert runs["default"].exit_code == 1
+    assert "Qwen3_5GatedDeltaNet" in runs["default"].message
+    assert "set model.trainer to HybridTrainer" in runs["default"].message
