@@ -1,0 +1,53 @@
+"""Prints as JSON how models of some families compute packed rows with stand-ins for the packages of their kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import kernel_stand_ins
+
+kernel_stand_ins.install()
+
+from hybrid_models import REFUSED, build, write
+from rlplug_hybrids import HybridTrainer
+from rlplug_hybrids.borders import keep_apart
+from rlplug_hybrids.trainer import stateful_layers, way_of
+from test_families import ONE, alone, gradients, largest_relative_error, loss, packed, sequences
+
+from rlplug.interfaces import ModelConfig
+
+
+def report_of(family: str) -> dict[str, Any]:
+    model, ids = build(family).train(), sequences()
+    oracle = alone(model, ids)
+    loss(oracle, ids).backward()
+    expected = gradients(model)
+    kernel_stand_ins.CALLS.clear()
+    as_it_comes = float((packed(model, ids) - oracle).abs().max())
+    found: dict[str, Any] = {"unchanged": as_it_comes, "given": calls()}
+    keep_apart(model)
+    logprobs = packed(model, ids)
+    found |= {"difference": float((logprobs - oracle).abs().max()), "given": calls()}
+    loss(logprobs, ids).backward()
+    found["gradients"] = largest_relative_error(gradients(model), expected)
+    found["ways"] = sorted({way_of(layer) for layer in stateful_layers(model).values()})
+    with tempfile.TemporaryDirectory() as folder:
+        if family not in REFUSED:
+            HybridTrainer().check(ModelConfig(str(write(family, Path(folder))), dtype="float32"), "model.policy", ONE)
+    found["calls at start"] = calls()
+    return found
+
+
+def calls() -> dict[str, list[str]]:
+    """Return which borders each kernel got since the last call."""
+    given = {name: sorted(borders) for name, borders in kernel_stand_ins.CALLS.items()}
+    kernel_stand_ins.CALLS.clear()
+    return given
+
+
+if __name__ == "__main__":
+    print(json.dumps({family: report_of(family) for family in sys.argv[1:]}))
