@@ -11,11 +11,15 @@ import torch
 from hybrid_models import FAMILIES, HYBRIDS, REFUSED, VOCAB, build, write
 from rlplug_hybrids import HybridTrainer
 from rlplug_hybrids.borders import keep_apart
+from rlplug_hybrids.layers import stateful_layers
+from rlplug_hybrids.trainer import refuse_lost_adapters
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig
+from rlplug.models.lora.adapters import add_adapters
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.types import MeshSizes
 
@@ -129,3 +133,18 @@ def test_a_start_lets_a_family_pass_or_names_the_reason(family: str, tmp_path) -
         return
     with pytest.raises(ConfigError, match=rf"^model\.policy\.path: .*{REFUSED[family][0]}"):
         HybridTrainer().check(config, "model.policy", ONE)
+
+
+@pytest.mark.parametrize(("family", "target", "is_lost"), [("jamba", "dt_proj", True), ("lfm2", "out_proj", False)])
+def test_an_adapter_is_refused_where_a_layer_reads_the_weight(
+    family: str, target: str, is_lost: bool, tmp_path
+) -> None:
+    """Catches adapters that train and change nothing, because the layer never calls the module that has them."""
+    config = ModelConfig(str(write(family, tmp_path)), dtype="float32")
+    network = HybridTrainer().empty_network(config, "model.policy")
+    add_adapters(network, LoRAConfig(rank=2, targets=[target]), torch.float32)
+    if not is_lost:
+        refuse_lost_adapters(network, stateful_layers(network))
+        return
+    with pytest.raises(ConfigError, match=r"targets has dt_proj, whose weight JambaMambaMixer reads itself"):
+        refuse_lost_adapters(network, stateful_layers(network))

@@ -74,9 +74,9 @@ def refuse_lost_adapters(network: nn.Module, layers: dict[str, nn.Module]) -> No
         ConfigError: There are some; the message names one.
     """
     adapters = adapters_of(network)
-    adapted = set() if adapters is None else {name.rpartition(".")[0] for name in adapters.updates}
+    adapted = () if adapters is None else tuple(adapters.updates)
     for name, layer in layers.items():
-        lost = sorted(part for part in read_weights(layer) if f"{name}.{part}" in adapted)
+        lost = sorted(part for part in read_weights(layer) if any(a.startswith(f"{name}.{part}.") for a in adapted))
         if lost:
             raise ConfigError(
                 f"model.lora.targets has {lost[0]}, whose weight {type(layer).__name__} reads itself, so that its "
