@@ -49,7 +49,7 @@ def test_kernels_get_the_borders_or_padded_rows(family: str) -> None:
     report = reports(tuple(f for f in sorted(GIVEN) if (f in PUSHED) is pushed))[family]
     assert report["unchanged"] > 1e-2  # transformers' own way leaks with kernels
     assert report["difference"] < 1e-5
-    assert report["gradients"] < 1e-5
+    assert report["gradients"] < 1e-4  # stand-ins add token by token, transformers in chunks
     assert report["given"] == GIVEN[family]
     ways = " ".join(report["ways"])
     assert ("padded row" in ways) is (family == "jamba")
