@@ -67,6 +67,8 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         return function(*args, **options)
     except Exception as error:  # files of wrong types raise anything
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
+        if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
+            text = f"its code knows no attention {error}"
         reason = " ".join(line.strip() for line in text.strip().splitlines()[:2])
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error
