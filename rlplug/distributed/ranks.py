@@ -141,7 +141,7 @@ def join_ranks(
 
 
 def listening_store(address: str, port: int, world_size: int, is_master: bool, timeout: timedelta) -> TCPStore:
-    """Return a store whose master listens on ``address`` alone, an IPv4 address of this host.
+    """Return a store whose master listens on ``address`` alone, an address of this host.
 
     Args:
         address: Address of the master.
@@ -152,7 +152,8 @@ def listening_store(address: str, port: int, world_size: int, is_master: bool, t
     """
     if not is_master:
         return TCPStore(address, port, world_size, is_master=False, timeout=timeout)
-    with socket.create_server((address, port), backlog=128) as listener:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family, backlog=128) as listener:
         descriptor = listener.detach()  # the store closes it
     return TCPStore(
         address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=descriptor, wait_for_workers=True

@@ -25,6 +25,16 @@ def test_servers_here_reach_the_trainer_over_loopback() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
 
 
+def test_servers_with_an_ipv6_address_have_a_peer() -> None:
+    """Alone catches a weight sync that ends with gaierror, because the address was taken for one of IPv4."""
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    assert address_for(["http://[::1]:8000", "http://[::1]:8001"]) == "::1"
+    (port,) = free_ports(1, "::1")
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        pass
+
+
 def test_free_ports_are_different_and_can_be_listened_on() -> None:
     ports = free_ports(5)
     assert len(set(ports)) == 5

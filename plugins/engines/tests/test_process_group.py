@@ -27,14 +27,20 @@ def join(rendezvous: Rendezvous) -> SendGroup:
     return SendGroup.over_tcp(rendezvous, CPU, 30.0, ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("other", [join, join_by_hand])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
-def test_tensors_keep_their_bits(other: Callable[[Rendezvous], SendGroup], dtype: torch.dtype) -> None:
-    (port,) = free_ports(1)
+@pytest.mark.parametrize(
+    ("other", "dtype", "address"),
+    [
+        (join, torch.bfloat16, LOOPBACK),
+        (join_by_hand, torch.float8_e4m3fn, LOOPBACK),
+        (join, torch.float32, "::1"),
+    ],
+)
+def test_tensors_keep_their_bits(other: Callable[[Rendezvous], SendGroup], dtype: torch.dtype, address: str) -> None:
+    (port,) = free_ports(1, address)
     sent, received = torch.arange(6.0).view(2, 3).to(dtype), torch.zeros(2, 3).to(dtype)
     with ThreadPoolExecutor(2) as pool:
-        trainer = pool.submit(join, Rendezvous(LOOPBACK, port, 0, 2))
-        worker = pool.submit(other, Rendezvous(LOOPBACK, port, 1, 2))
+        trainer = pool.submit(join, Rendezvous(address, port, 0, 2))
+        worker = pool.submit(other, Rendezvous(address, port, 1, 2))
         groups = trainer.result(60), worker.result(60)
         for future in [pool.submit(groups[0].broadcast, sent), pool.submit(groups[1].broadcast, received)]:
             future.result(60)

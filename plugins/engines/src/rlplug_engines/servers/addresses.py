@@ -18,9 +18,11 @@ def is_loopback(url: str) -> bool:
 
 
 def own_address(peer: str) -> str:
-    """Return the address of this host that ``peer`` reaches."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))  # sends nothing
+    """Return the address of this host that ``peer`` reaches: of IPv4 where the peer has one, else of IPv6."""
+    found = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])
 
 
@@ -33,7 +35,8 @@ def address_for(urls: Sequence[str]) -> str:
 def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
     """Return free ports of this host."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
         for each in sockets:
             each.bind((address, 0))
         return [each.getsockname()[1] for each in sockets]
