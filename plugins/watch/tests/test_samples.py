@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from report_runs import write_metrics
 from rlplug_watch.page import sample_index
+from rlplug_watch.page.api import WatchedRuns
+from rlplug_watch.page.folders import Runs
 from rlplug_watch.page.sample_index import SampleFilter, SampleIndex, search
+from rlplug_watch.page.samples_api import SamplePages
 from rlplug_watch.page.server import make_app
 from rlplug_watch.page.token_view import texts
 from rlplug_watch.report.page import write_report
@@ -145,6 +149,19 @@ def test_an_index_follows_a_file_that_grows_and_begins_again_after_a_resume(tmp_
     new.replace(path)
     index.grow(1)
     assert index.rows["step"].tolist() == [1, 7, 1, 2, 3, 4, 5]
+
+
+def test_requests_at_once_share_an_index(tmp_path: Path) -> None:
+    """Alone catches two threads of which one replaces what the other has read of a gigabyte of samples."""
+    write_run(tmp_path / "a")
+    runs, pages = Runs(tmp_path), SamplePages()
+    first = pages.of_run(runs, "a")
+    with ThreadPoolExecutor(8) as pool:
+        assert all(each is first for each in pool.map(lambda _: pages.of_run(runs, "a"), range(2000)))
+    watched = WatchedRuns(runs)
+    run = watched.get("a")
+    with ThreadPoolExecutor(8) as pool:
+        assert all(each is run for each in pool.map(lambda _: watched.get("a"), range(2000)))
 
 
 def test_a_huge_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -39,6 +40,7 @@ class WatchedRuns:
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
         self._by_id: dict[str, WatchedRun] = {}
+        self._lock = threading.Lock()
 
     def get(self, run_id: str) -> WatchedRun:
         """Return a run.
@@ -50,8 +52,9 @@ class WatchedRuns:
         if folder is None:
             self._by_id.pop(run_id, None)
             raise web.HTTPNotFound(text=f"there is no run {run_id!r} below {self.runs.root}")
-        run = self._by_id.pop(run_id, None) or WatchedRun(folder, lambda name: self.runs.file(run_id, name))
-        self._by_id[run_id] = run  # the last one asked for is the last
+        with self._lock:  # requests are answered in threads
+            run = self._by_id.pop(run_id, None) or WatchedRun(folder, lambda name: self.runs.file(run_id, name))
+            self._by_id[run_id] = run  # the last one asked for is the last
         return run
 
     def limit_memory(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class SamplePages:
 
     def __init__(self) -> None:
         self._known: dict[Path, RunSamples] = {}
+        self._lock = threading.Lock()
 
     def of_run(self, runs: Runs, run_id: str) -> RunSamples:
         """Return a run's indexes.
@@ -58,14 +60,15 @@ class SamplePages:
         folder = runs.folder(run_id)
         if folder is None:
             raise web.HTTPNotFound(text=f"there is no run {run_id!r} below {runs.root}")
-        found = self._known.pop(folder, None)
         path = runs.file(run_id, SAMPLES)
-        if found is None or (found.index is None) != (path is None):
-            tokens = TokenIndex(folder / FOLDER, lambda path: runs.file(run_id, f"{FOLDER}/{path.name}") is not None)
-            found = RunSamples(None if path is None else SampleIndex(path), tokens)
-        self._known[folder] = found
-        for old in list(self._known)[:-MOST_RUNS]:
-            del self._known[old]
+        with self._lock:  # requests are answered in threads
+            found = self._known.pop(folder, None)
+            if found is None or (found.index is None) != (path is None):
+                has_tokens = lambda path: runs.file(run_id, f"{FOLDER}/{path.name}") is not None  # noqa: E731
+                found = RunSamples(None if path is None else SampleIndex(path), TokenIndex(folder / FOLDER, has_tokens))
+            self._known[folder] = found
+            for old in list(self._known)[:-MOST_RUNS]:
+                del self._known[old]
         return found
 
     def samples(self, run: RunSamples, query: Query) -> Any:
