@@ -10,12 +10,11 @@ import os
 import shutil
 import socket
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
-
-from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.errors import ConfigError, RunError
 
@@ -243,7 +242,7 @@ class FolderLock:
                     f"{folder} belongs to a run that is still going on ({owner!r}): wait for its end, or stop it. To "
                     "start another run, leave --resume and --ckpt_path out."
                 ) from error
-            rank_zero_warn(f"{folder}: this file system has no locks, so do not start this run twice at once.")
+            warnings.warn(f"{folder}: this file system has no locks: do not start this run twice.", stacklevel=2)
         else:
             with explained(path):
                 os.ftruncate(self._descriptor, 0)

@@ -16,6 +16,8 @@ MAX_DIGITS: Final = 4000
 _TOO_LARGE: Final = 10**MAX_DIGITS
 MAX_REWARD: Final = 1e15
 """Largest size of a reward. Algorithms sum the squares of a batch's rewards in float32, which ends at 3.4e38."""
+SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "timed_out_threads")
+"""Names of the metrics under ``reward/`` that describe all rewards together."""
 
 
 def as_number(value: Any) -> float:

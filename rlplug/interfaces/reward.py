@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Final
 
 import torch
 
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt, RewardError, Sample
-
-SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "timed_out_threads")
-"""Names of the metrics under ``reward/`` that describe all rewards together."""
 
 
 class Reward(ABC):

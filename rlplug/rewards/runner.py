@@ -16,8 +16,8 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.checks.process_state import watched
-from rlplug.interfaces.plain_values import MAX_REWARD
-from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
+from rlplug.interfaces.plain_values import MAX_REWARD, SUMMARY_NAMES
+from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
 from rlplug.timeouts import TimeoutExecutor
 from rlplug.types import ENVIRONMENT, TRAJECTORY, RewardError, Sample
@@ -123,10 +123,8 @@ class RewardRunner:
         num_failed, num_samples = ranks.gather_arrays(np.array([[len(failed), len(samples)]])).sum(axis=0).tolist()
         if not num_failed or num_failed / num_samples <= self.max_error_share:
             return
-        firsts = [
-            (sample.group, *next(iter(sample.errors.items())), sample.prompt.uid)
-            for sample in sorted(failed, key=lambda sample: sample.group)[:1]
-        ]
+        first = sorted(failed, key=lambda sample: sample.group)[:1]
+        firsts = [(each.group, *next(iter(each.errors.items())), each.prompt.uid) for each in first]
         _, name, error, uid = min(ranks.gather(firsts), key=lambda first: first[0])
         calls = [PluginCall(reward, "score") for reward in self.rewards if reward.name == name]
         source = "".join(f", {call}," for call in calls if not call.is_of_core)

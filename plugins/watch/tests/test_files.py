@@ -91,6 +91,46 @@ def test_the_newest_values_need_only_the_end_of_a_long_file(tmp_path: Path, monk
     assert values[1:].tolist() == (steps[1:] / 2).tolist()
 
 
+def test_the_newest_validation_is_found_however_long_ago_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches a list of runs that shows Pass@1 for some steps after each validation, and nothing between."""
+    monkeypatch.setattr(metrics_file, "TAIL_BYTES", 100)
+    monkeypatch.setattr(metrics_file, "BLOCK_BYTES", 64)  # so that lines begin in one block and end in another
+    path, name = tmp_path / "metrics.jsonl", "validate/pass@1"
+    file = MetricsFile(lambda: path)
+    assert file.latest([name]) == {}
+
+    def write(first: int, last: int, at: int = 0, value: float | str = 0.0) -> None:
+        with path.open("a") as more:
+            for step in range(first, last):
+                more.write(json.dumps({"step": step, "a": step} | ({name: value} if step == at else {})) + "\n")
+
+    def newest() -> float | None:
+        return file.latest([name]).get(name)
+
+    write(1, 40)
+    assert newest() is None
+    write(40, 80, 40, 0.25)
+    assert newest() == 0.25
+    write(80, 120)
+    assert newest() == 0.25
+    write(120, 160, 125, "NaN")
+    assert newest() == 0.25
+    write(160, 200, 170, 0.5)
+    with path.open("a") as more:
+        more.write('{"step": 200, "validate/pass@1": 0.')  # torn
+    assert newest() == 0.5
+    with path.open("a") as more:
+        more.write("75}\n")
+    write(201, 240)
+    assert newest() == 0.75
+    other = tmp_path / "other"
+    other.write_text('{"step": 1, "a": 1}\n')
+    other.replace(path)  # as a run does that resumes
+    assert newest() is None
+
+
 def test_thinned_curves_keep_extremes_and_the_mean() -> None:
     x, y = np.arange(10_001.0), np.random.default_rng(0).normal(size=10_001)
     y[[17, 9000]] = 50, -60

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -14,9 +17,10 @@ from hypothesis import strategies as st
 from report_runs import lines_of, make_run, metric_rows, sample_rows, write_samples
 from rlplug_watch.report import figures
 from rlplug_watch.report.figures import build_figures, reward_functions
-from rlplug_watch.report.run_data import Metrics, SampleRecord, read_run
+from rlplug_watch.report.run_data import Metrics, read_run
+from rlplug_watch.report.sample_log import Candidate, best_and_worst
 from rlplug_watch.report.series import Series, bucket_means, keep_extremes, smooth
-from rlplug_watch.report.summary import best_and_worst, duration, number
+from rlplug_watch.report.summary import duration, number
 
 from rlplug.observability.phase_timer import PHASES
 
@@ -132,8 +136,8 @@ def test_smoothing_keeps_a_line_and_thinning_keeps_extremes_and_means() -> None:
     assert smooth(huge).values[15] == pytest.approx(1.7e308)
 
 
-def _record(step: int, uid: str, reward: float | None) -> SampleRecord:
-    return SampleRecord(step, "train", uid, "", "", "", reward, {}, "stop", 1)
+def _record(step: int, uid: str, reward: float | None) -> Candidate:
+    return Candidate(step, uid, reward, 0)
 
 
 def test_best_and_worst_share_no_sample_and_vary_the_prompts_among_ties() -> None:
@@ -148,9 +152,34 @@ def test_best_and_worst_share_no_sample_and_vary_the_prompts_among_ties() -> Non
 
 def test_samples_come_from_the_last_quarter(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, num_steps=100)
-    assert {sample.step for sample in read_run(run_dir).samples.late} == {75, 80, 85, 90, 95}
+    samples = read_run(run_dir).samples
+    assert samples.late_steps == (75, 95)
+    assert {sample.step for sample in (*samples.best, *samples.worst)} <= {75, 80, 85, 90, 95}
+    rows = {(row["step"], row["prompt_uid"], row["completion"], row["reward"]) for row in sample_rows(100)}
+    chosen = {(s.step, s.prompt_uid, s.completion, s.reward) for s in (*samples.best, *samples.worst)}
+    assert len(chosen) > 5
+    assert chosen <= rows
     write_samples(run_dir, [row for row in sample_rows(100) if row["step"] <= 30])
-    assert {sample.step for sample in read_run(run_dir).samples.late} == {30}
+    assert read_run(run_dir).samples.late_steps == (30, 30)
+
+
+def test_a_report_of_many_samples_keeps_no_text_and_loads_no_torch(tmp_path: Path) -> None:
+    """Alone catches a report that holds a quarter of all texts for ten, or needs 300 MiB before it reads a line."""
+    run_dir = make_run(tmp_path, num_steps=100)
+    rows = [{"step": step, "completion": "x" * 100_000, "reward": step % 2} for step in range(1, 101) for _ in range(8)]
+    write_samples(run_dir, rows)
+    script = (
+        "import sys, tracemalloc; from pathlib import Path; from rlplug_watch.report.page import write_report; "
+        "from rlplug_watch.report.sample_log import read_samples; assert 'torch' not in sys.modules; "
+        "tracemalloc.start(); log = read_samples(Path(sys.argv[1]), range(1, 101), []); "
+        "print(log.num_samples, len(log.best) + len(log.worst), tracemalloc.get_traced_memory()[1] >> 20)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(run_dir / "samples.jsonl")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    num_samples, num_shown, peak_mib = map(int, done.stdout.split())
+    assert (num_samples, num_shown) == (800, 10)
+    assert peak_mib < 5  # the file has 76 MiB
 
 
 def test_numbers_and_durations_read_well() -> None:

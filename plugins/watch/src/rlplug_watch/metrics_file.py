@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import threading
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 Column = NDArray[np.float64]
 
 TAIL_BYTES: Final = 1 << 18
-"""Bytes from the end of the file that :meth:`MetricsFile.latest` reads."""
+"""Bytes from the end of the file that :meth:`MetricsFile.latest` reads of metrics that most lines have."""
+BLOCK_BYTES: Final = 4 << 20
 MARK_BYTES: Final = 64
 """Bytes before the end of what was read that must not change while the file grows."""
 DECODER: Final = msgspec.json.Decoder(dict[str, float | str | None])
@@ -48,6 +50,8 @@ class MetricsFile:
         self._end = 0
         self._mark = b""
         self._inode: tuple[int, int] | None = None
+        self._searched: dict[str, tuple[tuple[int, int], int, float | None]] = {}
+        """How far the file, by its inode, was searched for a metric's last value, and that value."""
         self.num_damaged = 0
         """Lines that were left out."""
 
@@ -85,13 +89,17 @@ class MetricsFile:
             wanted = [name for name in dict.fromkeys(("step", *names)) if name in self._columns] if count else []
             return {name: _padded(self._columns[name], count) for name in wanted}
 
-    def latest(self) -> dict[str, float]:
-        """Return the last value of each metric within the last 256 KiB of the file, which is all that is read of it."""
-        with self._opened() as file:
+    def latest(self, rare: Iterable[str] = ()) -> dict[str, float]:
+        """Return the last value of each metric within the last 256 KiB of the file.
+
+        Args:
+            rare: Metrics that are searched for in the whole file, and later in what is new of it.
+        """
+        with self._lock, self._opened() as file:
+            found = {name: value for name in rare if (value := self._last_value(file, name)) is not None}
             begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
             file.seek(begin)
             lines = file.read().splitlines(keepends=True)[begin > 0 :]
-        found: dict[str, float] = {}
         for record in _whole(lines):
             found |= {name: value for name, value in record.items() if math.isfinite(value)}
         return found
@@ -110,6 +118,27 @@ class MetricsFile:
         ]
         table = np.array(found, np.float64).reshape(len(found), 2)
         return table[:, 0], table[:, 1]
+
+    def _last_value(self, file: io.BufferedIOBase, name: str) -> float | None:
+        """Return the last finite value of a metric, or ``None``; what was searched before is not read again."""
+        end = file.seek(0, os.SEEK_END)
+        if not end:
+            return None
+        stat = os.fstat(file.fileno())
+        inode = stat.st_dev, stat.st_ino
+        known_inode, begin, value = self._searched.get(name, (inode, 0, None))
+        if known_inode != inode or begin > end:
+            begin, value = 0, None
+        whole = 0
+        """End of the last line that is whole."""
+        for lines, at in _lines_from_end(file, begin, end):
+            whole = whole or at + len(lines)
+            values = [record.get(name, math.inf) for record in _whole(_having(lines, name))]
+            if finite := [each for each in values if math.isfinite(each)]:
+                value = finite[-1]
+                break
+        self._searched[name] = inode, max(begin, whole), value
+        return value
 
     def _opened(self) -> io.BufferedIOBase:
         path = self._locate()
@@ -161,6 +190,31 @@ def last_values(columns: Mapping[str, Column], name: str) -> tuple[Column, Colum
         return steps, values
     unique, first_of_reversed = np.unique(steps[::-1], return_index=True)
     return unique, values[::-1][first_of_reversed]
+
+
+def _lines_from_end(file: io.BufferedIOBase, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks of whole lines between two offsets, the last block first, and the offset of each."""
+    rest = b""
+    """Of a line that begins in an earlier block."""
+    while end > begin:
+        at = max(begin, end - BLOCK_BYTES)
+        file.seek(at)
+        block = file.read(end - at) + rest
+        first = (block.find(b"\n") + 1 or len(block)) if at > begin else 0
+        rest, lines = block[:first], block[first:]
+        if lines:
+            yield lines[: lines.rfind(b"\n") + 1], at + first
+        end = at
+
+
+def _having(lines: bytes, name: str) -> Iterator[bytes]:
+    """Yield the lines in which a metric is named."""
+    key = json.dumps(name).encode()
+    at = lines.find(key)
+    while at >= 0:
+        end = lines.index(b"\n", at) + 1
+        yield lines[lines.rfind(b"\n", 0, at) + 1 : end]
+        at = lines.find(key, end)
 
 
 def _padded(column: array[float], count: int) -> Column:

@@ -18,12 +18,12 @@ from rlplug_watch.report.run_data import (
     RUN_FILE,
     Metrics,
     RunData,
-    SampleLog,
     read_config,
     read_info,
     read_profile,
     run_name,
 )
+from rlplug_watch.report.sample_log import SampleLog
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 from rlplug_watch.run_state import with_state
@@ -73,7 +73,7 @@ class WatchedRun:
         self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []) if path else {})
         self._config = FileCache[Mapping[str, str]](flat_config)
         self._shown = FileCache[str](_masked_config)
-        self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest())
+        self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest(RARE))
 
     def version(self) -> str:
         """Return a text that changes when the run has written anything that its page shows."""
@@ -148,6 +148,8 @@ LATEST: Final = {
     "staleness": "partial/staleness_mean",
 }
 """Columns of the list of runs, and the metrics whose newest values they show."""
+RARE: Final = ("validate/pass@1",)
+"""Those that many steps lack."""
 
 
 def _masked_config(path: Path | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlplug.interfaces.reward import SUMMARY_NAMES
+from rlplug.interfaces.plain_values import SUMMARY_NAMES
 from rlplug_watch.report.charts import FROM_ZERO, LINE_CHARTS, OPTIONAL_CHARTS, SHARE, LineChart
 from rlplug_watch.report.figure import HUES, Figure, Section, prefers_log
 from rlplug_watch.report.run_data import Metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.run_data import RunData, read_run
-from rlplug_watch.report.summary import best_and_worst, number
+from rlplug_watch.report.summary import number
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 from rlplug_watch.secrets import mask_yaml
@@ -87,7 +88,6 @@ def plotly_version() -> str:
 
 
 def _render(run: RunData, script: str, script_file: str) -> str:
-    best, worst = best_and_worst(run.samples.late)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rlplug_watch.report", "."),
         autoescape=True,
@@ -102,9 +102,9 @@ def _render(run: RunData, script: str, script_file: str) -> str:
         contents=build_contents(run),
         config=mask_yaml(run.config),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        best=best,
-        worst=worst,
-        late_steps=_step_range(sorted({sample.step for sample in run.samples.late})),
+        best=run.samples.best,
+        worst=run.samples.worst,
+        late_steps=_step_range(run.samples.late_steps),
         failures=run.samples.failures[:MAX_FAILURES],
         num_more_failures=max(0, len(run.samples.failures) - MAX_FAILURES),
         long_text=LONG_TEXT,
@@ -116,7 +116,8 @@ def _render(run: RunData, script: str, script_file: str) -> str:
     )
 
 
-def _step_range(steps: list[int]) -> str:
+def _step_range(steps: Sequence[int]) -> str:
     if not steps:
         return ""
-    return f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+    first, last = steps
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from rlplug.errors import ConfigError
 from rlplug_watch.config_values import flat_config
 from rlplug_watch.metrics_file import MetricsFile, last_values
+from rlplug_watch.report.sample_log import SampleLog, read_samples
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps, StepTimeline
@@ -81,46 +81,6 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class SampleRecord:
-    """One line of ``samples.jsonl``."""
-
-    step: int
-    phase: str
-    prompt_uid: str
-    prompt: str
-    completion: str
-    answer: str
-    """Reference answer as text; empty when the task has none."""
-    reward: float | None
-    rewards: Mapping[str, float | str]
-    """Value of each reward function, or the text of its error, by name."""
-    finish_reason: str
-    num_tokens: int | None
-    turns: Sequence[tuple[str, str]] = ()
-    """Who spoke, and the text, where an environment has answered."""
-
-
-@dataclass(frozen=True)
-class RewardFailure:
-    """One error message of a reward function, counted over the whole run."""
-
-    reward: str
-    message: str
-    count: int
-    first_step: int
-
-
-@dataclass(frozen=True)
-class SampleLog:
-    """Summary of ``samples.jsonl``, which need not fit in memory."""
-
-    late: tuple[SampleRecord, ...] = ()
-    """Samples of the last quarter of the run or, if it has none, of the latest step that has any."""
-    failures: tuple[RewardFailure, ...] = ()
-    num_samples: int = 0
-
-
-@dataclass(frozen=True)
 class RunData:
     """Contents of a run folder that a report shows."""
 
@@ -155,7 +115,7 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
     return RunData(
         name=run_name(run_dir.resolve()),
         metrics=metrics,
-        samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
+        samples=read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
         info=with_state(read_info(run_dir / RUN_FILE, notes), run_dir),
         config=read_config(run_dir / CONFIG_FILE, notes),
         profile=read_profile(run_dir / PROFILE_FILE),
@@ -200,82 +160,6 @@ def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
     return metrics
 
 
-def _read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleLog:
-    if not path.is_file():
-        notes.append(f"No {SAMPLES_FILE}: this run logged no samples.")
-        return SampleLog()
-    first_late = steps[0] + (steps[-1] - steps[0]) * 0.75 if steps else 0
-    late: list[SampleRecord] = []
-    latest: list[SampleRecord] = []
-    failures: dict[tuple[str, str], list[int]] = {}
-    num_samples = num_unreadable = 0
-    for record in _sample_records(path):
-        if record is None:
-            num_unreadable += 1
-            continue
-        num_samples += 1
-        if record.step >= first_late:
-            late.append(record)
-        elif not latest or record.step >= latest[0].step:
-            latest = [*(latest if latest and latest[0].step == record.step else []), record]
-        for name, value in record.rewards.items():
-            if isinstance(value, str):
-                failures.setdefault((name, value), []).append(record.step)
-    if num_unreadable:
-        notes.append(f"{num_unreadable} lines of {SAMPLES_FILE} are not samples (cut short?) and are left out.")
-    if not num_samples:
-        notes.append(f"{SAMPLES_FILE} holds no samples.")
-    failed = [RewardFailure(name, text, len(at), min(at)) for (name, text), at in failures.items()]
-    failed.sort(key=lambda failure: -failure.count)
-    return SampleLog(tuple(late or latest), tuple(failed), num_samples)
-
-
-def _sample_records(path: Path) -> Iterator[SampleRecord | None]:
-    """Yield one record per line, ``None`` for a line that is not a sample."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except ValueError:
-                yield None
-                continue
-            yield _sample(fields) if isinstance(fields, dict) and _number(fields.get("step")) is not None else None
-
-
-def _sample(fields: Mapping[str, Any]) -> SampleRecord:
-    rewards = fields.get("rewards")
-    step, num_tokens = _number(fields.get("step")), _number(fields.get("num_tokens"))
-    assert step is not None
-    return SampleRecord(
-        step=int(step),
-        phase=_text(fields.get("phase")),
-        prompt_uid=_text(fields.get("prompt_uid")),
-        prompt=_text(fields.get("prompt")),
-        completion=_text(fields.get("completion")),
-        answer=_text(fields.get("answer")),
-        reward=_number(fields.get("reward")),
-        rewards={str(k): _reward(v) for k, v in rewards.items()} if isinstance(rewards, dict) else {},
-        finish_reason=_text(fields.get("finish_reason")),
-        num_tokens=None if num_tokens is None else int(num_tokens),
-        turns=_turns(fields.get("turns")),
-    )
-
-
-def _turns(value: Any) -> Sequence[tuple[str, str]]:
-    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-    return [(_text(part.get("role")), _text(part.get("text"))) for part in parts]
-
-
-def _reward(value: Any) -> float | str:
-    number = _number(value)
-    if number is not None:
-        return number
-    # Messages that differ only in their tail (a path, an address) should count as the same failure.
-    return _text(value.get("error") if isinstance(value, dict) else value)[:300] or "no value"
-
-
 def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
     """Return the contents of ``run.json``, or nothing and a note."""
     if not path.is_file():
@@ -300,20 +184,3 @@ def read_config(path: Path, notes: list[str]) -> str:
 def read_profile(path: Path) -> str:
     """Return the summary of the profiled steps, or nothing."""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _number(cell: Any) -> float | None:
-    """Return ``cell`` as a finite number, or ``None``."""
-    if cell is None or isinstance(cell, (bool, list, dict)):
-        return None
-    try:
-        value = float(cell)
-    except (ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Any
 
 from rlplug.observability.outcome import ends_of
-from rlplug_watch.report.run_data import Metrics, SampleRecord
+from rlplug_watch.report.run_data import Metrics
 from rlplug_watch.report.series import Series
-
-NUM_SAMPLES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -132,31 +128,6 @@ def metric_rows(metrics: Metrics) -> list[MetricRow]:
         elif bad:
             rows.append(MetricRow(name, "-", "-", "-", "-", note))
     return rows
-
-
-def best_and_worst(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[SampleRecord]]:
-    """Return the samples with the highest and those with the lowest rewards, with no sample in both.
-
-    Rewards often tie (an exact match is 0 or 1): among equal ones, each prompt comes once before any comes again, and
-    the latest step comes first.
-    """
-    scored = [sample for sample in samples if sample.reward is not None]
-    count = min(NUM_SAMPLES, math.ceil(len(scored) / 2))
-    best = _ordered(scored, 1)[:count]
-    shown = set(map(id, best))
-    return best, _ordered([sample for sample in scored if id(sample) not in shown], -1)[:count]
-
-
-def _ordered(samples: Sequence[SampleRecord], sign: int) -> list[SampleRecord]:
-    """Return ``samples`` sorted by ``sign * reward``, the highest first."""
-    repeats: Counter[tuple[float | None, str]] = Counter()
-    keyed = []
-    for sample in sorted(samples, key=lambda sample: -sample.step):
-        assert sample.reward is not None
-        tie = (sample.reward, sample.prompt_uid)
-        keyed.append((-sign * sample.reward, repeats[tie], sample))
-        repeats[tie] += 1
-    return [sample for _, _, sample in sorted(keyed, key=lambda item: item[:2])]
 
 
 def number(value: float) -> str:
