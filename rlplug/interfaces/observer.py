@@ -146,6 +146,9 @@ class ExperimentLog:
     def configuration(self, config_yaml: str) -> None:
         """Log the resolved configuration, in which secrets are not masked."""
 
+    def resumed(self, step: int) -> None:
+        """Drop what the run logged after ``step``, which it logs again; called before anything of that is logged."""
+
     def step_ended(self, record: StepRecord, chosen: Sequence[Sample]) -> None:
         """Log what is wanted of a step, and of those samples of all ranks that ``samples.jsonl`` gets."""
 

@@ -218,6 +218,7 @@ class RunFolder(Callback, RunObserver):
                 self.path, self._metrics, step, validation, writes_samples, token_log, self._kept_rows
             ):
                 say(line)
+            self._experiment_log.resumed(step or -1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module

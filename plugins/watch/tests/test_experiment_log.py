@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
-from rlplug_watch.loggers.experiment_log import COLUMNS, is_due, log_configuration, log_histograms, log_samples
+from rlplug_watch.loggers.experiment_log import (
+    COLUMNS,
+    LoggedExperiment,
+    is_due,
+    log_configuration,
+    log_histograms,
+    log_samples,
+)
 from unit.observability.test_terminal import sample_of
 
 CONFIG = {"model": {"num_steps": 3, "policy": {"path": "tests/model"}, "critic": None}, "seed_everything": 0}
@@ -126,6 +134,29 @@ def test_mlflow_takes_all(tmp_path: Path) -> None:
     bins = json.loads((artifacts / "histogram/reward/step-00000002.json").read_text())
     assert sum(bins["counts"]) == 3
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    """Alone catches a curve with the repeated steps twice, and a run of W&B or MLflow of which nobody is told so."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    existing: list[Any] = [Recorder(), Recorder(), MLFlowLogger.__new__(MLFlowLogger)]
+    existing[0]._id, existing[1]._id, existing[2]._run_id = None, "w1", "m1"
+    for first, last, value in ((1, 10, 0.0), (6, 12, 1.0)):
+        trainer: Any = SimpleNamespace(loggers=[] if first == 1 else existing)
+        log = LoggedExperiment(tmp_path, trainer)
+        (tensorboard,) = log.loggers
+        if first > 1:
+            tensorboard.log_hyperparams({"a": 1})
+            with pytest.warns(UserWarning, match="keeps what the run logged after step 5") as said:
+                log.resumed(5)
+            assert [str(each.message).split(" keeps")[0] for each in said] == ["W&B's run w1", "MLflow's run m1"]
+        for step in range(first, last + 1):
+            tensorboard.log_metrics({"reward/mean": value}, step)
+        tensorboard.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert found == [(step, float(step > 5)) for step in range(1, 13)]
 
 
 def test_a_long_run_has_few_tables() -> None:

@@ -36,13 +36,25 @@ NUM_BINS: Final = 64
 class LoggedExperiment(ExperimentLog):
     """Configuration, samples and histograms for all loggers of a run, and TensorBoard's where it is installed."""
 
+    loggers: Sequence[RunTensorBoard] = ()
+
     def __init__(self, folder: Path, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._continued = [name for logger in trainer.loggers if (name := _run_that_exists(logger))]
         if importlib.util.find_spec("tensorboard"):
             self.loggers = (RunTensorBoard(folder, name="", version="tensorboard"),)
 
     def configuration(self, config_yaml: str) -> None:
         log_configuration(self._trainer.loggers, config_yaml)
+
+    def resumed(self, step: int) -> None:
+        for logger in self.loggers:
+            logger.drop_after(step)
+        for name in self._continued:
+            rank_zero_warn(
+                f"{name} keeps what the run logged after step {step}, and gets those steps again: for curves without "
+                "them, give a resumed run no id. metrics.jsonl and TensorBoard have each step once."
+            )
 
     def step_ended(self, record: StepRecord, chosen: Sequence[Sample]) -> None:
         module: Any = self._trainer.lightning_module
@@ -66,6 +78,14 @@ class RunTensorBoard(TensorBoardLogger):
     def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
         self.attempt(functools.partial(super().log_hyperparams, *arguments, **options))
 
+    def drop_after(self, step: int) -> None:
+        """Have TensorBoard leave out what former processes of the run logged after a step."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        # the mark that SummaryWriter(purge_step=...) writes, for a writer that is open already
+        mark = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.attempt(lambda: self.experiment._get_file_writer().add_event(mark, step + 1))
+
     def save(self) -> None:
         self.attempt(super().save)
 
@@ -81,6 +101,16 @@ class RunTensorBoard(TensorBoardLogger):
         except (OSError, ValueError, RuntimeError) as error:
             self._has_failed = True
             rank_zero_warn(f"{self.log_dir} gets no more metrics, because it cannot be written: {reason(error)}.")
+
+
+def _run_that_exists(logger: Logger) -> str | None:
+    """Return the name of a run of W&B or MLflow that a logger adds to, before its first use; none where it makes one.
+
+    Neither can drop what such a run has.
+    """
+    if isinstance(logger, WandbLogger) and logger._id is not None:
+        return f"W&B's run {logger._id}"
+    return f"MLflow's run {logger._run_id}" if isinstance(logger, MLFlowLogger) and logger._run_id else None
 
 
 def log_configuration(loggers: Iterable[Logger], config_yaml: str) -> None:
