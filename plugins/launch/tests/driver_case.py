@@ -50,12 +50,14 @@ while not (folder / "finish").exists():
     time.sleep(0.05)
 """
 SERVER = """
-import os, signal, sys
+import os, signal, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 folder, host, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        while (folder / f"server-{port}.hangs").exists():
+            time.sleep(0.1)
         self.send_response(200 if self.path == "/ready" else 404)
         self.end_headers()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -127,7 +129,8 @@ def main() -> int:
     script = folder / "server.py"
     script.write_text(UNHEALTHY if options.get("unhealthy") else SERVER)
     command = f"{sys.executable} {script} {folder} {{host}} {{port}}"
-    deadline_s = 5.0 if options.get("unhealthy") else 60.0
+    deadline_s = 5.0 if options.get("unhealthy") else 20.0 if options.get("hanging") else 60.0
+    servers_module.HEALTHY_EVERY_S = 0.5  # type: ignore[misc]
     servers = ServersConfig(command, options.get("servers", 2), 0, "/ready", start_deadline_s=deadline_s)
     config = LaunchConfig(None, servers, options.get("max_restarts", 1), grace_s=20.0)
     plan = ScriptPlan(

@@ -81,6 +81,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
         "trainer killed": {"make": [CHECKPOINT]},
         "resumed": {"make": [CHECKPOINT, NEWER], "checkpoint": CHECKPOINT, "servers": 1, "max_restarts": 2},
         "server killed": {},
+        "server hangs": {"hanging": True},
         "node lost": {"losing": True},
         "lost at the start": {"losing": True, "make": ["../lost"]},
         "last node lost": {"losing": True, "servers": 1},
@@ -190,6 +191,28 @@ def test_killed_server_starts_again_at_another_port_beside_the_same_trainer(case
     case.wait_for("health", lambda: [t.state for t in LaunchState.read(case.run_folder).tasks][1:] == ["healthy"] * 2)
     (case.folder / "finish").touch()
 
+    assert case.end() == 0
+    assert not (case.folder / "trainer-1.json").exists()
+
+
+def test_server_that_hangs_is_shown_as_silent_and_starts_again(cases: dict[str, Case]) -> None:
+    """Alone catches a server that stays healthy for ever because it once answered, and one that stays silent."""
+    case = cases["server hangs"]
+    case.trainer()
+    before = case.servers()
+
+    def states() -> list[str]:
+        return [task.state for task in LaunchState.read(case.run_folder).tasks][1:]
+
+    first, second = (case.folder / f"server-{port}.hangs" for port in before)
+    second.touch()
+    case.wait_for("silence", lambda: "silent" in states())
+    second.unlink()
+    case.wait_for("its answer", lambda: states() == ["healthy"] * 2)
+    assert set(case.servers()) == set(before)
+    first.touch()
+    case.wait_for("another", lambda: set(case.servers()) - set(before) and states() == ["healthy"] * 2)
+    (case.folder / "finish").touch()
     assert case.end() == 0
     assert not (case.folder / "trainer-1.json").exists()
 

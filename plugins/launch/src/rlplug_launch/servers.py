@@ -6,6 +6,7 @@ import http.client
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +23,16 @@ from rlplug_launch.tasks import Task, gpus_text
 HEALTH_S: Final = 2.0
 """Time in seconds for the answer to a health check."""
 HEALTH_EVERY_S: Final = 0.5
+HEALTHY_EVERY_S: Final = 10.0
+"""Time in seconds between two health checks of a server that was healthy."""
 PLACE_EVERY_S: Final = 5.0
 """Time in seconds between two questions for another place."""
 SERVER_GRACE_S: Final = 5.0
 LOST_STATE: Final = "lost"
+HEALTHY: Final = "healthy"
+SILENT: Final = "silent"
+"""State of a server that was healthy, and did not answer its last health check."""
+MOST_LOOKS: Final = 16
 _WITHOUT_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of the cluster, which the proxy of ``http_proxy`` may not reach. The trainer's client asks none either."""
 
@@ -70,16 +77,19 @@ class Servers:
         self._list_file = list_file
         self._check = check
         self._deadlines: dict[int, float] = {}
-        """When each server that starts must be healthy, by ``time.monotonic()``."""
+        """When each server that starts, or is silent, must be healthy, by ``time.monotonic()``."""
         self._next_looks: dict[int, float] = {}
-        """When to ask for the health of a server that starts, or for a place of one that is lost."""
+        """When to ask for the health of a server, or for a place of one that is lost."""
+        self._looks: dict[int, Future[bool]] = {}
+        """Health checks that are under way, of servers that were healthy."""
+        self._pool = ThreadPoolExecutor(MOST_LOOKS, "health")
         self._listed: list[ListedServer] | None = None
         self._write_list()
 
     @property
     def are_ready(self) -> bool:
         """Whether the trainer can start: each server is healthy, or lost, and one that is lost may join later."""
-        return all(task.row.state in ("healthy", LOST_STATE) for task in self._tasks)
+        return all(task.row.state in (HEALTHY, LOST_STATE) for task in self._tasks)
 
     def url(self, task: Task) -> str:
         return self._plan.server_url(task.place, task.port)
@@ -87,6 +97,7 @@ class Servers:
     def start(self, task: Task) -> None:
         """Start a server."""
         task.status = None
+        self._looks.pop(task.index, None)
         command, environment = self._plan.server_command(task.place, task.port), self._plan.server_environment()
         task.running = self._launcher.start(task.index, command, environment, task.log, SERVER_GRACE_S)
         task.row.state = "starting"
@@ -109,6 +120,8 @@ class Servers:
             else:
                 say(task.describe())
                 self._restart(task)
+        elif task.row.state in (HEALTHY, SILENT):
+            self._look_again(task)
         elif task.index in self._deadlines:
             self._look_for_health(task)
 
@@ -119,11 +132,34 @@ class Servers:
             return
         if is_healthy(self.url(task) + self._config.health):
             del self._deadlines[task.index]
-            task.row.state = "healthy"
+            task.row.state = HEALTHY
             self._write_list()
         elif time.monotonic() > self._deadlines[task.index]:
             limit = f"launch.servers.start_deadline_s {self._config.start_deadline_s:g} s"
             raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.\n{tail(task.log)}")
+
+    def _look_again(self, task: Task) -> None:
+        """Note whether a server still answers, and end one that has not for ``start_deadline_s``."""
+        look = self._looks.get(task.index)
+        if look is None:
+            if self._is_time(task, HEALTHY_EVERY_S):
+                self._looks[task.index] = self._pool.submit(is_healthy, self.url(task) + self._config.health)
+            return
+        if not look.done():
+            return
+        del self._looks[task.index]
+        if look.result():
+            task.row.state = HEALTHY
+            self._deadlines.pop(task.index, None)
+            return
+        task.row.state = SILENT
+        limit_s = self._config.start_deadline_s
+        if time.monotonic() > self._deadlines.setdefault(task.index, time.monotonic() + limit_s):
+            del self._deadlines[task.index]
+            limit = f"launch.servers.start_deadline_s {limit_s:g} s"
+            say(f"{task.row.name} on {task.place.node} was silent for {limit}, and is ended")
+            assert task.running is not None
+            task.running.kill()  # it starts again, as one that has ended by itself
 
     def _restart(self, task: Task) -> None:
         """Start a server again at its place, or lose it when its node does not answer."""
@@ -184,7 +220,9 @@ class Servers:
     def _write_list(self) -> None:
         """Tell the trainer which servers are healthy."""
         listed = [
-            ListedServer(self.url(task), task.row.restarts) for task in self._tasks if task.row.state == "healthy"
+            ListedServer(self.url(task), task.row.restarts)
+            for task in self._tasks
+            if task.row.state in (HEALTHY, SILENT)
         ]
         if listed != self._listed:
             write_server_list(self._list_file, listed)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from rlplug.errors import ConfigError
 
 FOLDER: Final = "launch"
@@ -22,6 +24,7 @@ ALIVE_S: Final = 5.0
 """Time in seconds between two signs of life of the driver."""
 SILENT_S: Final = 30.0
 """Time in seconds after which a driver without a sign of life counts as gone."""
+LOOK_S: Final = 0.5
 ENDED: Final = ("finished", "stopped", "failed")
 
 
@@ -48,7 +51,7 @@ class LaunchState:
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     updated: float = 0.0
-    """``time.time()`` of the last sign of life."""
+    """``time.time()`` of the last sign of life, by the clock of the driver's host."""
     tasks: list[TaskState] = field(default_factory=list)
 
     def write(self, run_folder: Path) -> None:
@@ -79,20 +82,20 @@ class LaunchState:
             ) from error
 
     @property
-    def is_running(self) -> bool:
-        """Whether the driver has not ended, as far as its signs of life say."""
-        return self.status not in ENDED and time.time() - self.updated < SILENT_S
+    def has_ended(self) -> bool:
+        """Whether the driver said that it ended."""
+        return self.status in ENDED
 
     def rows(self) -> list[Sequence[str]]:
         """Return the table of tasks."""
         return [(task.name, task.node, task.gpus, task.address, task.state) for task in self.tasks]
 
-    def describe(self) -> str:
-        """Return a line about the run."""
+    def describe(self, is_alive: bool) -> str:
+        """Return a line about the run; ``is_alive`` says whether its driver gives signs of life."""
         where = f"driver: process {self.pid} on {self.host}"
-        if self.status in ENDED:
+        if self.has_ended:
             return f"{self.status}. {self.message}".rstrip()
-        if not self.is_running:
+        if not is_alive:
             return f"the driver has ended without a word ({where}): rlplug launch --resume goes on"
         return f"{self.status}, attempt {self.attempt}, {where}"
 
@@ -110,18 +113,45 @@ def _require_types(*parts: LaunchState | TaskState) -> None:
 COLUMNS: Final = ("task", "node", "GPUs", "address", "state")
 
 
-def ask_to_stop(run_folder: Path, timeout_s: float) -> LaunchState:
-    """Ask the driver of a run to save and stop, and return the state in which it ended.
+def is_alive(run_folder: Path) -> bool:
+    """Return whether the driver of a run works on.
+
+    Clocks of two hosts differ. So a driver elsewhere is alive when its next sign of life comes, within ``ALIVE_S``, and
+    gone when none comes in ``SILENT_S``.
 
     Raises:
         ConfigError: The folder is not that of a launched run.
     """
     state = LaunchState.read(run_folder)
-    if not state.is_running:
+    if state.has_ended:
+        return False
+    if state.host == socket.gethostname():
+        if 0 <= time.time() - state.updated < SILENT_S:
+            return True
+        if not psutil.pid_exists(state.pid):
+            return False
+    deadline = time.monotonic() + SILENT_S
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        if (now := LaunchState.read(run_folder)).updated != state.updated:
+            return not now.has_ended
+    return False
+
+
+def ask_to_stop(run_folder: Path, timeout_s: float) -> LaunchState:
+    """Ask the driver of a run to save and stop, and return the state in which it ended, or was last seen.
+
+    Raises:
+        ConfigError: The folder is not that of a launched run.
+    """
+    state = LaunchState.read(run_folder)
+    if not is_alive(run_folder):
         return state
     (run_folder / FOLDER / STOP).touch()
-    deadline = time.monotonic() + timeout_s
-    while state.is_running and time.monotonic() < deadline:
-        time.sleep(0.5)
-        state = LaunchState.read(run_folder)
+    seen = began = time.monotonic()
+    while not state.has_ended and time.monotonic() < min(began + timeout_s, seen + SILENT_S):
+        time.sleep(LOOK_S)
+        former, state = state, LaunchState.read(run_folder)
+        if state.updated != former.updated:
+            seen = time.monotonic()
     return state

@@ -7,7 +7,7 @@ from typing import Final
 
 from rlplug.errors import RunError
 from rlplug.observability.terminal import make_table, say, show
-from rlplug_launch.state import COLUMNS, LaunchState, ask_to_stop
+from rlplug_launch.state import COLUMNS, LaunchState, ask_to_stop, is_alive
 
 STOP_S: Final = 600.0
 
@@ -20,8 +20,9 @@ def show_status(run_folder: Path) -> bool:
     """
     state = LaunchState.read(run_folder)
     show(make_table(COLUMNS, state.rows(), f"{run_folder}, launched by {state.launcher}"))
-    say(state.describe())
-    return state.is_running or state.status == "finished"
+    alive = is_alive(run_folder)
+    say(state.describe(alive))
+    return alive or state.status == "finished"
 
 
 def stop(run_folder: Path) -> None:
@@ -31,9 +32,9 @@ def stop(run_folder: Path) -> None:
         ConfigError: The folder is not that of a launched run.
         RunError: It did not stop.
     """
-    if LaunchState.read(run_folder).is_running:
+    if not LaunchState.read(run_folder).has_ended:
         say("asking the driver to stop: the trainer saves first")
     state = ask_to_stop(run_folder, STOP_S)
-    if state.is_running:
+    if not state.has_ended and is_alive(run_folder):
         raise RunError(f"{run_folder} still runs after {STOP_S:g} s: see its logs.")
-    say(state.describe())
+    say(state.describe(is_alive=False))
