@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -87,37 +86,6 @@ def test_server_that_is_gone_is_a_fault(client: HTTPClient) -> None:
 
 def test_streamed_events_come_whole(client: HTTPClient, url: str) -> None:
     assert [event["token"] for event in stream(client, url, count=20)] == list(range(20))
-
-
-def test_a_large_event_is_copied_a_few_times_alone(client: HTTPClient, url: str) -> None:
-    """Alone catches a stream whose event is joined anew with each chunk: 9 s of all servers' loop for 64 MiB."""
-
-    class Chunks:
-        """A response of an event in 4,096 parts, the first of which shares a chunk with the event before."""
-
-        status, content = 200, property(lambda self: self)
-
-        async def __aenter__(self) -> Any:
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-        async def iter_any(self) -> AsyncIterator[bytes]:
-            yield b'data: {"token": "b"}\n\ndata: {"token": "'
-            for _ in range(4096):
-                yield b"a" * 4096
-            yield b'"}\n\n'
-
-    async def read() -> tuple[list[int], float]:
-        began = time.thread_time()
-        events = [event async for event in client.stream(url, {}, 300.0, "")]
-        return [len(event["token"]) for event in events], time.thread_time() - began
-
-    client._session.post, post = lambda *_, **__: Chunks(), client._session.post  # type: ignore[method-assign,assign]
-    lengths, seconds = client.spawn(read()).result()
-    client._session.post = post  # type: ignore[method-assign]
-    assert lengths == [1, 4096 * 4096]
-    assert seconds < 3  # 34 GB are copied where each chunk copies what came before
 
 
 def test_error_in_a_stream_is_a_fault(client: HTTPClient, url: str) -> None:

@@ -47,6 +47,32 @@ def verdict(text):
     return Reply(chat(text))
 
 
+def test_a_proxy_of_the_environment_is_asked_where_a_judge_is_told_to(server, template, make_sample, monkeypatch):
+    """Alone catches a judge that a cluster cannot reach, one that asks a proxy unasked, and one that says neither."""
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/v1"))
+    elsewhere = {"limits": server.endpoint().limits, "use_proxy": True}
+
+    def made(url, **options):
+        return Judge(Endpoint(url, "judge", **elsewhere | options), str(template))
+
+    judge = made("http://judge.invalid/v1")
+    assert "judge.invalid/v1 through the proxy 127.0.0.1, up to" in judge.notes()[0]
+    assert verdicts(judge, make_sample("4"))[0] > 0
+    assert server.paths == ["http://judge.invalid/v1/chat/completions"]
+    with pytest.raises(ConfigError, match=r"or set Judge.endpoint.use_proxy: the environment names a proxy"):
+        made("http://judge.invalid/v1", use_proxy=False).notes()
+    monkeypatch.setenv("no_proxy", "judge.invalid")
+    with pytest.raises(ConfigError, match=r"judge\.invalid") as refused:
+        made("http://judge.invalid/v1").notes()
+    assert "proxy" not in str(refused.value)
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
+    with pytest.raises(ConfigError, match="http_proxy, whose proxy is not one of HTTP"):
+        made("http://judge.invalid/v1")
+
+
 def test_a_judge_is_asked_and_its_score_is_the_reward(server, template, make_sample):
     judge = make_judge(server, template, system="You grade.", sampling={"temperature": 0.5, "seed": 3})
     assert verdicts(judge, make_sample("4")) == [1 / (1 + len("Task: What is 2 + 2?\nAnswer: 4\nReference: 4"))]

@@ -36,7 +36,13 @@ class ChatModel:
         self.endpoint, self.counts = endpoint, Counts()
         key = f"{owner}.endpoint"
         self._client = JSONClient(
-            key, endpoint.url, endpoint.api_key_env, endpoint.limits, self.counts, endpoint.plain_http
+            key,
+            endpoint.url,
+            endpoint.api_key_env,
+            endpoint.limits,
+            self.counts,
+            plain_http=endpoint.plain_http,
+            use_proxy=endpoint.use_proxy,
         )
         self._cache = None
         if endpoint.cache is not None:
@@ -59,7 +65,8 @@ class ChatModel:
         limits = self.endpoint.limits
         cache = "without a cache" if self._cache is None else f"with the cache {self._cache.path}"
         return (
-            f"{self.endpoint.model} at {self._client.url}, up to {limits.max_concurrency} requests of a rank at once, "
+            f"{self.endpoint.model} at {self._client.url}{self._client.via}, "
+            f"up to {limits.max_concurrency} requests of a rank at once, "
             f"{limits.max_retries} retries, {limits.deadline_s:g} s for each answer, {cache}"
         )
 

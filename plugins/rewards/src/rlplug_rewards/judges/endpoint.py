@@ -55,6 +55,8 @@ class Endpoint:
         cache: File on a local disk that keeps answers, so that no request is paid for twice; ranks and runs may
             share it.
         cache_mib: Largest size of that file in MiB.
+        use_proxy: Ask through the proxy that the environment variables ``https_proxy``, ``http_proxy`` and ``no_proxy``
+            name. By default they are not read.
     """
 
     url: str
@@ -67,6 +69,7 @@ class Endpoint:
     prices: Prices = field(default_factory=Prices)
     cache: str | None = None
     cache_mib: int = 256
+    use_proxy: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:

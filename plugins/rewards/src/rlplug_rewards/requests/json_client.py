@@ -11,6 +11,7 @@ import math
 import os
 import random
 import time
+import urllib.request
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -65,6 +66,11 @@ class JSONClient:
         limits: Concurrency, retries and deadlines.
         counts: Counts requests, retries and failures by kind.
         plain_http: Whether a key may go to another host without encryption.
+        use_proxy: Ask through the proxy that the environment names for the address; a proxy sees the token, unless the
+            address has https.
+
+    Raises:
+        ConfigError: The address, or the proxy's, cannot be used.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class JSONClient:
         limits: RequestLimits,
         counts: Counts,
         plain_http: bool = False,
+        use_proxy: bool = False,
     ) -> None:
         self._owner = owner
         self.url = _checked_url(owner, url)
@@ -83,6 +90,9 @@ class JSONClient:
                 f"{owner}.url is {self.url}, and the key of {api_key_env} would cross the network in clear: give an "
                 f"https address, or set {owner}.plain_http to true where the network is your own."
             )
+        self._proxy = _proxy_of(owner, self.url) if use_proxy else None
+        self.via = f" through the proxy {urlsplit(self._proxy).hostname}" if self._proxy else ""
+        """Words for messages."""
         self._api_key_env = api_key_env
         self._limits = limits
         self._counts = counts
@@ -107,7 +117,8 @@ class JSONClient:
             status, body = asyncio.run(self._probe(route))
         except RequestError as error:
             raise ConfigError(
-                f"{self._owner}.url is {self.url}, and {error}. Start the server first, or correct the address."
+                f"{self._owner}.url is {self.url}, and {error}. Start the server first, or correct the address"
+                f"{self._proxy_hint()}."
             ) from None
         if status in (401, 403):
             raise ConfigError(
@@ -157,6 +168,11 @@ class JSONClient:
         self._counts.add(gave_up=1)
         tries = f" (the last of {self._limits.max_retries + 1} requests)" if failure.may_pass else ""
         raise RequestError(f"{failure}{tries}", failure.count) from None
+
+    def _proxy_hint(self) -> str:
+        """Return what to do where the environment names a proxy that is not asked."""
+        is_named = self._proxy is None and _named_proxy(self.url) is not None
+        return f", or set {self._owner}.use_proxy: the environment names a proxy, which is not asked" * is_named
 
     # ---- one request ------------------------------------------------------------------------------------------------
 
@@ -216,7 +232,7 @@ class JSONClient:
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:
             async with session.request(
-                method, f"{self.url}/{route}", json=payload, timeout=timeout, allow_redirects=False
+                method, f"{self.url}/{route}", json=payload, timeout=timeout, allow_redirects=False, proxy=self._proxy
             ) as response:
                 body = await _body(response, self.url)
                 if response.status in TRIED_AGAIN:
@@ -228,7 +244,7 @@ class JSONClient:
             raise RequestError(f"{self.url} did not answer within {deadline_s:g} s", "timeouts", True) from None
         except (OSError, aiohttp.ClientError) as problem:
             text = self._without_key(describe(problem))
-            raise RequestError(f"{self.url} cannot be reached: {text}", "failed_connections", True) from None
+            raise RequestError(f"{self.url} cannot be reached{self.via}: {text}", "failed_connections", True) from None
 
     def _passing(self, response: aiohttp.ClientResponse, body: bytes) -> RequestError:
         status, excerpt = response.status, self._excerpt(body)
@@ -338,6 +354,24 @@ def _hides_key(url: str) -> bool:
     except ValueError:
         is_here = parts.hostname == "localhost"
     return parts.scheme == "https" or is_here
+
+
+def _named_proxy(url: str) -> str | None:
+    """Return the address of the proxy that the environment names for a URL, if any."""
+    parts = urlsplit(url)
+    is_direct = urllib.request.proxy_bypass(parts.netloc)
+    return None if is_direct else urllib.request.getproxies().get(parts.scheme)
+
+
+def _proxy_of(owner: str, url: str) -> str | None:
+    proxy = _named_proxy(url)
+    if proxy is not None and urlsplit(proxy).scheme not in ("http", "https"):
+        variable = f"{urlsplit(url).scheme}_proxy"
+        raise ConfigError(
+            f"{owner}.use_proxy reads the environment variable {variable}, whose proxy is not one of HTTP: give "
+            "an address such as http://proxy:3128."
+        )
+    return proxy
 
 
 def _checked_url(owner: str, url: str) -> str:

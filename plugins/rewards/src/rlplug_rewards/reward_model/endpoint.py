@@ -22,6 +22,8 @@ class RewardEndpoint:
             itself is in no file, log or message.
         plain_http: Whether another host may get the key by ``http``.
         limits: Concurrency, retries and deadlines.
+        use_proxy: Ask through the proxy that the environment variables ``https_proxy``, ``http_proxy`` and ``no_proxy``
+            name. By default they are not read.
     """
 
     url: str
@@ -30,6 +32,7 @@ class RewardEndpoint:
     api_key_env: str | None = None
     plain_http: bool = False
     limits: RequestLimits = field(default_factory=RequestLimits)
+    use_proxy: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -181,7 +181,8 @@ class RewardServer:
 
     def _new_client(self, counts: Counts) -> JSONClient:
         endpoint = self.endpoint
-        return JSONClient(self._key, endpoint.url, endpoint.api_key_env, endpoint.limits, counts, endpoint.plain_http)
+        given = {"plain_http": endpoint.plain_http, "use_proxy": endpoint.use_proxy}
+        return JSONClient(self._key, endpoint.url, endpoint.api_key_env, endpoint.limits, counts, **given)
 
 
 def _tokens(answer: Any) -> list[int]:
