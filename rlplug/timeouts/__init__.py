@@ -81,6 +81,11 @@ def waiting() -> Iterator[None]:
         call.started = math.inf if call.num_waits else time.monotonic()
 
 
+def is_given_up() -> bool:
+    """Return whether the call that this thread or task runs was late, so that nobody waits for it."""
+    return (call := _RUNNING.get(None)) is not None and call.settled
+
+
 class TimeoutExecutor:
     """Executor of calls with a timeout: a list of them with :meth:`run`, or more over time with :meth:`add`.
 
@@ -198,20 +203,16 @@ class CallBatch:
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
         self._num_workers = 0
-        self._num_unsettled = 0
+        self.num_unsettled = 0
         self._running: dict[int, Call] = {}
         """Calls that have started and are not settled; a deadline concerns these alone."""
         self._settled: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-
-    @property
-    def num_unsettled(self) -> int:
-        return self._num_unsettled
+        self._lock = threading.RLock()
 
     def put(self, call: Call) -> Call:
         """Queue a call until a thread is free, and return it."""
         with self._lock:
-            self._num_unsettled += 1
+            self.num_unsettled += 1
             self.waiting.append(call)
         return call
 
@@ -260,7 +261,14 @@ class CallBatch:
     def settle(self, call: Call, value: Any = None, error: str = "", kind: Kind = "late") -> bool:
         """Record the outcome of a call; return false when the call was abandoned before."""
         with self._lock:
-            return self._settle(call, value, error, kind)
+            if call.settled:
+                return False
+            call.value, call.error, call.kind, call.settled = value, error, kind, True
+            call.seconds = time.monotonic() - call.started
+            self.num_unsettled -= 1
+            self._running.pop(id(call), None)
+            self._settled.put(call)
+            return True
 
     def give_up_overdue(self, deadline_s: float) -> list[threading.Thread]:
         """Settle the calls that missed their deadline, and return the threads that still run them."""
@@ -268,17 +276,7 @@ class CallBatch:
         with self._lock:
             overdue = [c for c in self._running.values() if c.worker is not None and c.started < latest_start]
             late = f"took longer than {deadline_s:g} s"
-            return [call.worker for call in overdue if call.worker is not None and self._settle(call, None, late)]
-
-    def _settle(self, call: Call, value: Any, error: str, kind: Kind = "late") -> bool:
-        if call.settled:
-            return False
-        call.value, call.error, call.kind, call.settled = value, error, kind, True
-        call.seconds = time.monotonic() - call.started
-        self._num_unsettled -= 1
-        self._running.pop(id(call), None)
-        self._settled.put(call)
-        return True
+            return [call.worker for call in overdue if call.worker is not None and self.settle(call, None, late)]
 
 
 async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:

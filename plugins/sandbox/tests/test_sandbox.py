@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import os
 import signal
@@ -18,6 +20,7 @@ from rlplug_sandbox import ToolEnvironment, sandbox_limits
 from rlplug_sandbox.sandbox import Limits, SandboxError, ToolPool, ToolResult
 
 from rlplug.errors import ConfigError
+from rlplug.timeouts import TimeoutExecutor
 
 pytestmark = pytest.mark.kit
 
@@ -177,6 +180,25 @@ def test_a_hundred_calls_at_once_each_get_their_own_result(pool):
         results = list(threads.map(lambda a: pool.call(f"{SAMPLE}.add", {"a": a, "b": 1000}, "0"), range(100)))
     assert [result.text for result in results] == [str(a + 1000) for a in range(100)]
     assert len(pool._workers) <= 2
+
+
+@pytest.mark.parametrize("how", ["late", "cancelled"])
+def test_a_call_that_nobody_waits_for_frees_its_worker_at_once(how):
+    """Alone catches a call that keeps its place until its own limit, so that the next step waits for it."""
+    alone = ToolPool([f"{SAMPLE}.sleep"], dataclasses.replace(LIMITS, time_s=600.0), num_workers=1)
+    alone.check()
+    is_cancelled = threading.Event()
+    call = functools.partial(alone.call, f"{SAMPLE}.sleep", {"seconds": 500.0}, "0", is_cancelled.is_set)
+    if how == "late":
+        (first,) = TimeoutExecutor(1.0, 1).run([call], [str])
+        assert first.error == "took longer than 1 s"
+    else:
+        threading.Timer(1.0, is_cancelled.set).start()
+        with pytest.raises(SandboxError, match="nobody waits for it"):
+            call()
+    began = time.monotonic()
+    assert not alone.call(f"{SAMPLE}.sleep", {"seconds": 0.0}, "0").is_error
+    assert time.monotonic() - began < 120
 
 
 def test_a_worker_that_is_killed_costs_its_call_and_is_replaced(pool):

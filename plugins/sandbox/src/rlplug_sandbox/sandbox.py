@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.distributed.child_process import ChildProcess
-from rlplug.timeouts import waiting
+from rlplug.timeouts import is_given_up, waiting
 from rlplug_sandbox.sandbox_limits import own_user
 
 SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
@@ -60,6 +60,8 @@ START_S: Final = 300.0
 LATE_S: Final = 60.0
 """Longest delay in seconds of a worker's answer after a call's time limit, on a very busy machine."""
 STOP_S: Final = 10.0
+LOOK_S: Final = 0.25
+"""Time in seconds between two looks whether anybody still waits for a call."""
 
 
 class SandboxError(RuntimeError):
@@ -132,11 +134,14 @@ class ToolPool:
     ) -> ToolResult:
         """Wait for a free worker, run a function on it, and return the result.
 
+        A call that missed its deadline (:mod:`rlplug.timeouts`), or was cancelled, ends at once, with its worker.
+
         Args:
             function: One of the pool's import paths.
             arguments: Arguments by name, as JSON values.
             seed: Seed of the ``random`` module (and of NumPy's global generator, where it is imported) in the call.
-            is_cancelled: Called after each :meth:`wake` while the call waits for a worker; true cancels the call.
+            is_cancelled: Called after each :meth:`wake` while the call waits for a worker, and each ``LOOK_S`` while it
+                runs; true cancels the call.
 
         Raises:
             SandboxError: The call did not run, or its worker ended.
@@ -149,6 +154,7 @@ class ToolPool:
                 {"function": function, "arguments": arguments, "seed": seed},
                 time.monotonic() + self.limits.time_s + LATE_S,
                 16 * self.limits.output_chars + 2000,
+                lambda: is_given_up() or is_cancelled(),
             )
         except BaseException:
             self._discard(worker)
@@ -194,7 +200,7 @@ class ToolPool:
         settings = {**vars(self.limits), "functions": self.functions}
         settings["module_path"] = sys.path if self._module_path is None else self._module_path
         try:
-            reply = _ask(worker, settings, time.monotonic() + START_S, 100_000)
+            reply = _ask(worker, settings, time.monotonic() + START_S, 100_000, lambda: False)
             if "text" not in reply:
                 raise SandboxError(f"{', '.join(self.functions)} cannot be called: {' '.join(reply.values())}.")
         except BaseException:
@@ -223,7 +229,13 @@ class ToolPool:
         self._workers.remove(worker)
 
 
-def _ask(worker: ChildProcess, message: Mapping[str, Any], deadline: float, largest: int) -> dict[str, Any]:
+def _ask(
+    worker: ChildProcess,
+    message: Mapping[str, Any],
+    deadline: float,
+    largest: int,
+    is_cancelled: Callable[[], bool],
+) -> dict[str, Any]:
     """Return a worker's reply of at most ``largest`` bytes."""
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -240,7 +252,9 @@ def _ask(worker: ChildProcess, message: Mapping[str, Any], deadline: float, larg
         left = deadline - time.monotonic()
         if left <= 0 or len(line) > largest:
             raise SandboxError("A process that runs tools did not answer in time.")
-        if poller.poll(left * 1000):
+        if is_cancelled():
+            raise SandboxError("The call was ended, because nobody waits for it any more.")
+        if poller.poll(min(left, LOOK_S) * 1000):
             part = worker.stdout.read(65536)
             if not part:
                 raise _ended(worker)
