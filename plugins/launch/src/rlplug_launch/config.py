@@ -18,8 +18,7 @@ class ServersConfig:
         gpus: GPUs of each server, all on one node.
         health: Route that answers 200 when a server is ready.
         port: Port of the first server of a node, the next one has the next; 0 takes free ones.
-        start_deadline_s: Time for a server to become healthy, in seconds; one that is silent for as long afterwards
-            starts again.
+        start_deadline_s: Time for a server to become healthy, in seconds; one that is silent for as long starts again.
     """
 
     command: str

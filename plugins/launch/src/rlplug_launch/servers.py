@@ -23,7 +23,7 @@ from rlplug_launch.tasks import Task, gpus_text
 HEALTH_S: Final = 2.0
 """Time in seconds for the answer to a health check."""
 HEALTH_EVERY_S: Final = 0.5
-HEALTHY_EVERY_S: Final = 10.0
+HEALTHY_EVERY_S: Final = 30.0
 """Time in seconds between two health checks of a server that was healthy."""
 PLACE_EVERY_S: Final = 5.0
 """Time in seconds between two questions for another place."""

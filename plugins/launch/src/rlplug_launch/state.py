@@ -90,7 +90,7 @@ class LaunchState:
         """Return the table of tasks."""
         return [(task.name, task.node, task.gpus, task.address, task.state) for task in self.tasks]
 
-    def describe(self, is_alive: bool) -> str:
+    def describe(self, is_alive: bool = True) -> str:
         """Return a line about the run; ``is_alive`` says whether its driver gives signs of life."""
         where = f"driver: process {self.pid} on {self.host}"
         if self.has_ended:
