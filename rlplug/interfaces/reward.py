@@ -26,6 +26,7 @@ class Reward(ABC):
         needs_answer: Whether no prompt can be scored without its answer: :meth:`check_prompts` refuses those.
         deadline_s: Longest time that the reward itself gives one call, in seconds. A run whose
             ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
+        max_calls: Most :meth:`score` calls at once, where it is not ``async``: a wait for a turn counts in no deadline.
         scales: Whether a training scales its values: :class:`rlplug.rewards.scaling.ScalingReward`.
         scales_group: Whether it does so by comparing those of a prompt.
         of_environment: Whether it is the environment's own reward, with its name and values.
@@ -35,6 +36,7 @@ class Reward(ABC):
     compares_group: bool = False
     needs_answer: bool = False
     deadline_s: float | None = None
+    max_calls: int | None = None
     scales: bool = False
     scales_group: bool = False
     of_environment: bool = False

@@ -19,7 +19,7 @@ from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.plain_values import MAX_REWARD, SUMMARY_NAMES
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
-from rlplug.timeouts import TimeoutExecutor
+from rlplug.timeouts import CallBatch, TimeoutExecutor
 from rlplug.types import ENVIRONMENT, TRAJECTORY, RewardError, Sample
 
 
@@ -29,7 +29,7 @@ class RewardRunner:
     Args:
         rewards: Rewards with different names; at least one, unless there is an environment that rewards.
         deadline_s: Longest time for one :meth:`Reward.score` call in seconds, from when it starts to run.
-        max_concurrency: Largest number of calls at a time.
+        max_concurrency: Largest number of calls of a reward at a time.
         max_error_share: Largest share of samples with an error that :meth:`check` accepts.
         has_environment: Whether samples come with a reward of their environment, or its error, to which these rewards
             are added.
@@ -65,22 +65,27 @@ class RewardRunner:
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with complete ``rewards`` and ``reward``; ``reward`` is NaN when any reward failed."""
-        tasks = [(reward, part) for reward in self.rewards for part in _calls_of(reward, samples)]
+        parts = [_calls_of(reward, samples) for reward in self.rewards]
         # rewards run side by side: which of several has changed the process cannot be told
         with watched(PluginCall(" or ".join(str(PluginCall(each, "score")) for each in self.rewards) or ENVIRONMENT)):
-            calls = self._calls.run(
-                [functools.partial(_score, reward, [samples[index] for index in part]) for reward, part in tasks],
-                [functools.partial(read_scores, num_samples=len(part)) for _, part in tasks],
-            )
+            batches = [CallBatch(reward.max_calls) for reward in self.rewards]
+            all_calls = [
+                self._calls.add(
+                    batch,
+                    [functools.partial(_score, reward, [samples[index] for index in part]) for part in own],
+                    [functools.partial(read_scores, num_samples=len(part)) for part in own],
+                )
+                for batch, reward, own in zip(batches, self.rewards, parts, strict=True)
+            ]
+            self._calls.finish(batches)
         values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
-        for (reward, part), call in zip(tasks, calls, strict=True):
-            scores = [RewardError(call.error, call.kind)] * len(part) if call.error else call.value
-            for index, value in zip(part, scores, strict=True):
-                values[index][reward.name] = value
-        for reward in self.rewards:
-            own = [call for (each, _), call in zip(tasks, calls, strict=True) if each is reward]
-            ends = (call.started + call.seconds for call in own)
-            self.seconds[reward.name] += max(ends, default=0.0) - min((call.started for call in own), default=0.0)
+        for reward, own, calls in zip(self.rewards, parts, all_calls, strict=True):
+            for part, call in zip(own, calls, strict=True):
+                scores = [RewardError(call.error, call.kind)] * len(part) if call.error else call.value
+                for index, value in zip(part, scores, strict=True):
+                    values[index][reward.name] = value
+            ends = (call.started + call.seconds for call in calls)
+            self.seconds[reward.name] += max(ends, default=0.0) - min((call.started for call in calls), default=0.0)
         return [
             dataclasses.replace(sample, reward=weighted_sum(by_name, self.weights), rewards=by_name)
             for sample, by_name in zip(samples, values, strict=True)

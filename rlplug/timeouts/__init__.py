@@ -19,6 +19,7 @@ import functools
 import inspect
 import math
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -117,12 +118,18 @@ class TimeoutExecutor:
         """
         batch = CallBatch()
         calls = self.add(batch, functions, reads)
-        try:
-            while batch.num_unsettled:
-                self.settled(batch, self._tick_s)
-        finally:
-            batch.drop_waiting()  # so that the workers stop after a KeyboardInterrupt
+        self.finish([batch])
         return calls
+
+    def finish(self, batches: Sequence[CallBatch]) -> None:
+        """Wait until all calls of batches, which run side by side, are settled, and abandon late ones."""
+        try:
+            while unsettled := [batch for batch in batches if batch.num_unsettled]:
+                for batch in unsettled:
+                    self.settled(batch, self._tick_s / len(unsettled))
+        finally:
+            for batch in batches:
+                batch.drop_waiting()  # so that the workers stop after a KeyboardInterrupt
 
     def add(
         self, batch: CallBatch, functions: Sequence[Callable[[], Any]], reads: Sequence[Callable[[Any], Any]]
@@ -198,9 +205,10 @@ class TimeoutExecutor:
 
 
 class CallBatch:
-    """Calls that run on the same worker threads."""
+    """Calls that run on the same worker threads, of which there are ``max_calls`` at most, where that is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls: int | None = None) -> None:
+        self._max_calls = max_calls or sys.maxsize
         self.waiting: deque[Call] = deque()
         self._num_workers = 0
         self.num_unsettled = 0
@@ -219,7 +227,7 @@ class CallBatch:
     def wants_worker(self, limit: int) -> bool:
         """Return whether to start one more thread (a call waits and fewer than ``limit`` run), and count it."""
         with self._lock:
-            wanted = bool(self.waiting) and self._num_workers < limit
+            wanted = bool(self.waiting) and self._num_workers < min(limit, self._max_calls)
             self._num_workers += wanted
             return wanted
 

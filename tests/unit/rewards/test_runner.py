@@ -211,6 +211,35 @@ def test_a_wait_for_a_place_counts_in_no_deadline(make_sample, is_async):
     assert [sample.reward for sample in runner.score([make_sample() for _ in range(5)])] == [1.0] * 5
 
 
+def test_a_reward_that_holds_few_calls_keeps_no_other_waiting(make_sample):
+    """Alone catches calls of one reward that hold all threads while they wait for their turn, and more at once."""
+    running: list[int] = []
+    most = 0
+    others_are_done = threading.Event()
+
+    def slow(sample):
+        nonlocal most
+        running.append(1)
+        most = max(most, len(running))
+        assert others_are_done.wait(60)
+        running.pop()
+        return 1.0
+
+    scored: list[int] = []
+
+    def quick(sample):
+        scored.append(1)
+        if len(scored) == 16:
+            others_are_done.set()
+        return 1.0
+
+    few = FunctionReward(slow)
+    few.max_calls = 2
+    runner = RewardRunner([few, FunctionReward(quick)], max_concurrency=8)
+    assert not any(sample.errors for sample in runner.score([make_sample() for _ in range(16)]))
+    assert most == 2
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_samples_and_rewards_run_side_by_side(make_sample, is_async):
     running = []

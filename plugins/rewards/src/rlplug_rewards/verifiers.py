@@ -46,6 +46,7 @@ class MathVerify(AnswerReward):
     ) -> None:
         super().__init__(answer_pattern, finished_only, weight, name)
         self._pool = _pool("MathVerify", "math_verify", num_processes, timeout_s)
+        self.max_calls = num_processes
         self._readable: set[str] = set()
 
     def notes(self) -> list[str]:
@@ -99,6 +100,7 @@ class ReasoningGymReward(AnswerReward):
     ) -> None:
         super().__init__(answer_pattern, finished_only, weight, name)
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
+        self.max_calls = num_processes
 
     def notes(self) -> list[str]:
         return [f"{self.name}: {self._pool.isolation()}"]

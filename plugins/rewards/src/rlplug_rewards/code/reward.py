@@ -72,6 +72,7 @@ class CodeReward(Reward):
         if memory_mib < 64:
             raise ConfigError(f"CodeReward.memory_mib is {memory_mib}: give at least 64, which Python needs to start.")
         self.tests_key, self.cases_key, self.entry_point_key = tests_key, cases_key, entry_point_key
+        self.max_calls = num_processes
         self.all_or_nothing, self.test_s, self.timeout_s = all_or_nothing, test_s, timeout_s
         self._pool = ToolPool(
             [FUNCTION],
