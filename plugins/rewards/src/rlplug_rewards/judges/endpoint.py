@@ -45,18 +45,15 @@ class Endpoint:
     Args:
         url: Address of the API, such as ``http://127.0.0.1:8000/v1``.
         model: Name of the model there.
-        api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
-            itself is in no file, log or message.
+        api_key_env: Name of the environment variable that has the key; ``null`` for a server without one.
         plain_http: Whether another host may get the key by ``http``.
         system: System message of every request.
-        sampling: Fields sent with every request.
+        sampling: Fields that are sent with every request.
         limits: Concurrency, retries and deadlines.
         prices: Prices, for the count ``cost``.
-        cache: File on a local disk that keeps answers, so that no request is paid for twice; ranks and runs may
-            share it.
+        cache: File on a local disk that keeps answers, which ranks and runs may share.
         cache_mib: Largest size of that file in MiB.
-        use_proxy: Ask through the proxy that the environment variables ``https_proxy``, ``http_proxy`` and ``no_proxy``
-            name. By default they are not read.
+        use_proxy: Ask through the proxy of ``https_proxy`` or ``http_proxy``, as ``no_proxy`` allows.
     """
 
     url: str

@@ -16,7 +16,7 @@ class RequestLimits:
     ``Retry-After`` asks for. Any other failure is final.
 
     Args:
-        max_concurrency: Requests of a rank at once. The wait for a turn counts in no deadline.
+        max_concurrency: Requests of a rank at once.
         max_retries: Most retries of a request.
         request_deadline_s: Longest time for one request, in seconds.
         deadline_s: Longest time for a request with all its retries, in seconds; at most

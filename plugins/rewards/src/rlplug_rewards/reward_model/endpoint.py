@@ -18,12 +18,10 @@ class RewardEndpoint:
         model: Name of the model there.
         server: ``vllm`` for ``vllm serve MODEL --runner pooling``, ``sglang`` for ``python -m sglang.launch_server
             --model-path MODEL --is-embedding``. Token ids are sent to the route ``/classify`` of either.
-        api_key_env: Name of the environment variable that has the key; ``null`` for a server without one. The key
-            itself is in no file, log or message.
+        api_key_env: Name of the environment variable that has the key; ``null`` for a server without one.
         plain_http: Whether another host may get the key by ``http``.
         limits: Concurrency, retries and deadlines.
-        use_proxy: Ask through the proxy that the environment variables ``https_proxy``, ``http_proxy`` and ``no_proxy``
-            name. By default they are not read.
+        use_proxy: Ask through the proxy of ``https_proxy`` or ``http_proxy``, as ``no_proxy`` allows.
     """
 
     url: str
