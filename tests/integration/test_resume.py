@@ -109,9 +109,18 @@ def tokens(run_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run_dir / "tokens").iterdir()}
 
 
+def curve(run_dir: Path) -> list[tuple[int, float]]:
+    """Return the mean reward of each step as TensorBoard draws it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars("reward/mean")]
+
+
 def assert_same_run(resumed: Path, undisturbed: Path) -> None:
-    """Compare metrics, samples, tokens and trained weights, to the last bit."""
+    """Compare metrics, samples, tokens and trained weights, to the last bit, and that no curve has a step twice."""
     assert metrics(resumed) == metrics(undisturbed)
+    assert curve(resumed) == curve(undisturbed)
     assert (resumed / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
     assert tokens(resumed) == tokens(undisturbed) != {}
     weights = Path("policy") / "model.safetensors"

@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from lightning.pytorch.loggers.logger import Logger
 from rlplug_watch.loggers.experiment_log import (
     COLUMNS,
+    FORMER_REPORT,
     LoggedExperiment,
     is_due,
     log_configuration,
@@ -151,8 +152,11 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
             with pytest.warns(UserWarning, match="keeps what the run logged after step 5") as said:
                 log.resumed(5)
             assert [str(each.message).split(" keeps")[0] for each in said] == ["W&B's run w1", "MLflow's run m1"]
+            assert not (tmp_path / "report.html").exists()
+            assert (tmp_path / FORMER_REPORT).read_text() == "of step 10"
         for step in range(first, last + 1):
             tensorboard.log_metrics({"reward/mean": value}, step)
+        (tmp_path / "report.html").write_text(f"of step {last}")
         tensorboard.finalize("success")
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = [(event.step, event.value) for event in events.Scalars("reward/mean")]

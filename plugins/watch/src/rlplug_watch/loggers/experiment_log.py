@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("step", "reward", "prompt", "completion", "answer", "finish_reason", "tokens", "rewards")
 NUM_TABLES: Final = 20
 """Tables of training samples, and histograms of each kind, in a run; every validation has a table too."""
+FORMER_REPORT: Final = "report-before-resume.html"
+"""Name that a resumed run gives to the report of its former end."""
 MAX_TEXT: Final = 20_000
 """Longest text that is logged, in characters."""
 NUM_BINS: Final = 64
@@ -39,7 +41,7 @@ class LoggedExperiment(ExperimentLog):
     loggers: Sequence[RunTensorBoard] = ()
 
     def __init__(self, folder: Path, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self._folder, self._trainer = folder, trainer
         self._continued = [name for logger in trainer.loggers if (name := _run_that_exists(logger))]
         if importlib.util.find_spec("tensorboard"):
             self.loggers = (RunTensorBoard(folder, name="", version="tensorboard"),)
@@ -48,8 +50,12 @@ class LoggedExperiment(ExperimentLog):
         log_configuration(self._trainer.loggers, config_yaml)
 
     def resumed(self, step: int) -> None:
+        from rlplug_watch.report.page import REPORT_FILE
+
         for logger in self.loggers:
             logger.drop_after(step)
+        if (report := self._folder / REPORT_FILE).exists():
+            report.replace(report.with_name(FORMER_REPORT))
         for name in self._continued:
             rank_zero_warn(
                 f"{name} keeps what the run logged after step {step}, and gets those steps again: for curves without "
