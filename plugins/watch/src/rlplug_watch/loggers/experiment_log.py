@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,10 +87,10 @@ class RunTensorBoard(TensorBoardLogger):
 
     def drop_after(self, step: int) -> None:
         """Have TensorBoard leave out what former processes of the run logged after a step."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
+        events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         # the mark that SummaryWriter(purge_step=...) writes, for a writer that is open already
-        mark = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        log = events.SessionLog(status=events.SessionLog.START)
+        mark = events.Event(step=step + 1, session_log=log)
         self.attempt(lambda: self.experiment._get_file_writer().add_event(mark, step + 1))
 
     def save(self) -> None:
