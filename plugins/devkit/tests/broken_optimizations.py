@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
 from rlplug_devkit import OptimizationConformance
 from torch import Tensor, nn
@@ -16,6 +21,7 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces.memory import ActivationTraits
 
 NORM = LlamaRMSNorm.forward
 
@@ -204,6 +210,150 @@ class PatchesTheLibrary(Fine):
             module.__dict__["_made"] = True
 
 
+# ---- claims, and what others see ----------------------------------------------------------------------------------
+
+
+class AppliesToNobody(Fine):
+    applies_to = ("actor",)  # type: ignore[assignment]
+
+
+class ConflictsWithoutAReason(Fine):
+    conflicts = MappingProxyType({"CompileBlocks": ""})
+
+
+class PlansByItsCalls(Fine):
+    chunk = 1
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        self.chunk += 1
+        return replace(traits, logits_chunk=self.chunk)
+
+
+class SavesNothingIfNeeded(Fine):
+    only_if_needed = True
+
+
+class ClaimsWithoutAnEdit(Fine):
+    """Counts the blocks that it would have wrapped."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = transformer_blocks(model)
+
+
+class ReportsItsRank(Fine):
+    def effects(self) -> list[Effect]:
+        return [Effect(f"wrapped {len(self.blocks) - dist.get_rank()} blocks")] if self.blocks else []
+
+
+class FreezesTheEmbeddings(Fine):
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        parts: Any = model
+        parts.model.embed_tokens.weight.requires_grad_(False)
+
+
+class AddsABuffer(Fine):
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        model.register_buffer("made_passes", torch.zeros(1, device="meta"))
+
+
+class ChangesTheNorm(Fine):
+    """Base of those that multiply the last norm's output by a ratio of weights, which is 1 at first."""
+
+    def after_shard(self, model: nn.Module) -> None:
+        parts: Any = model
+        norm = parts.model.norm
+        forward = norm.forward
+        norm.forward = lambda hidden: forward(hidden) * self.ratio(norm)
+
+    def ratio(self, norm: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class SharesAStaleCache(ChangesTheNorm):
+    """The first weights that any model had."""
+
+    first: ClassVar[dict[int, Tensor]] = {}
+
+    def ratio(self, norm: Any) -> Tensor:
+        weight = norm.weight.detach()
+        return self.first.setdefault(len(weight), weight.clone()) / weight
+
+
+class SharesTheLastModel(ChangesTheNorm):
+    """A class attribute, which the next model's object overwrites."""
+
+    last: ClassVar[Any] = None
+
+    def after_shard(self, model: nn.Module) -> None:
+        super().after_shard(model)
+        parts: Any = model
+        type(self).last = parts.model.norm
+
+    def ratio(self, norm: Any) -> Tensor:
+        return local_part(self.last.weight).detach() / norm.weight.detach()
+
+
+class ChangesTheConfiguration(Fine):
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        parts: Any = model
+        parts.config.made_by = "an optimization"
+
+
+class FailsWithoutTokens(Fine):
+    """The output layer of a training pass in which nothing trains."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        parts: Any = model
+        head = parts.get_output_embeddings()
+        forward = head.forward
+
+        def through(hidden: Tensor) -> Any:
+            assert hidden.numel() or not torch.is_grad_enabled(), "no tokens"
+            return forward(hidden)
+
+        head.forward = through
+
+
+class ScalesInEvaluation(Fine):
+    """A reference is in evaluation mode."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = transformer_blocks(model)
+        for block in self.blocks:
+            block.forward = self.scaled(block, block.forward)
+
+    def scaled(self, block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: forward(*args, **kwargs) * (1.0 if block.training else 1.01)
+
+
+class WritesIntoTheModelsFolder(Fine):
+    def after_shard(self, model: nn.Module) -> None:
+        parts: Any = model
+        (Path(parts.config.name_or_path) / "made.json").write_text("{}")
+
+
+class DrawsInAPass(Fine):
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def through(*args: Any, **kwargs: Any) -> Any:
+            torch.rand(1)
+            return forward(*args, **kwargs)
+
+        return through
+
+
+class SetsAVariableInAPass(Fine):
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def through(*args: Any, **kwargs: Any) -> Any:
+            os.environ["MADE_BY_A_TEST"] = "1"
+            return forward(*args, **kwargs)
+
+        return through
+
+
 # ---- what the kit does not catch ----------------------------------------------------------------------------------
 
 
@@ -239,3 +389,4 @@ class OptimizationTests(OptimizationConformance):
         super().teardown_class()
         LlamaRMSNorm.forward = NORM
         torch.use_deterministic_algorithms(False)
+        os.environ.pop("MADE_BY_A_TEST", None)

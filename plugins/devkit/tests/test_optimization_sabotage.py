@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import unusual_optimizations
 from nested_pytest import Outcomes, run_checks
 
 pytestmark = pytest.mark.nightly
@@ -28,10 +29,28 @@ CAUGHT_BY = {
     "ForgetsItsPasses": "test_a_resume_repeats_the_next_step",
     "ChecksOnlyPlainBlocks": "test_it_works_with_another_optimization",
     "PatchesTheLibrary": "test_the_plain_path_is_left_as_it_was",
+    "AppliesToNobody": "test_its_claims_are_well_formed",
+    "ConflictsWithoutAReason": "test_its_claims_are_well_formed",
+    "PlansByItsCalls": "test_its_claims_are_well_formed",
+    "SavesNothingIfNeeded": "test_its_claims_are_well_formed",
+    "ClaimsWithoutAnEdit": "test_an_effect_is_in_the_model",
+    "ReportsItsRank": "test_each_rank_reports_the_same",
+    "FreezesTheEmbeddings": "test_parameters_and_checkpoints_are_the_same",
+    "AddsABuffer": "test_parameters_and_checkpoints_are_the_same",
+    "SharesAStaleCache": "test_later_steps_change_the_weights_alike",
+    "SharesTheLastModel": "test_two_models_do_not_share",
+    "ChangesTheConfiguration": "test_an_export_is_the_same",
+    "FailsWithoutTokens": "test_a_pass_of_no_tokens_adds_nothing",
+    "ScalesInEvaluation": "test_a_reference_has_the_same_values",
+    "WritesIntoTheModelsFolder": "test_the_process_is_left_as_it_was",
+    "DrawsInAPass": "test_the_process_is_left_as_it_was",
+    "SetsAVariableInAPass": "test_the_process_is_left_as_it_was",
 }
 """Each mistake, and the check that was written for it."""
 MISSED = ("SavesNothing", "DiffersInBFloat16")
 """Mistakes that pass; ``docs/conformance.md`` says why."""
+UNUSUAL = tuple(unusual_optimizations.__all__)
+"""Correct ones that look different."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +64,7 @@ def test_the_first_check_that_fails_is_the_one_for_the_mistake(outcomes: Outcome
     assert failed[:1] == [CAUGHT_BY[mistake]], failed
 
 
-@pytest.mark.parametrize("optimization", ["Fine", *MISSED])
+@pytest.mark.parametrize("optimization", ["Fine", *MISSED, *UNUSUAL])
 def test_what_has_no_mistake_that_the_kit_knows_passes(outcomes: Outcomes, optimization: str) -> None:
     assert outcomes.failed_in_order(f"Test{optimization}") == []
     assert [check for of, check in outcomes.passed if of == f"Test{optimization}"]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 
+from rlplug.errors import describe
 from rlplug.interfaces.rollout import EngineCapabilities
+from rlplug_devkit.process_guard import ProcessGuard
 
 Check = TypeVar("Check", bound=Callable[..., None])
 
 EVERY_ENGINE = "every engine"
 DOES_NOT_APPLY = "does not apply: "
+NOT_COMPARED: Final = "not compared: "
+"""How a check's skip begins that an earlier failure of the same plugin excuses, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class ConformanceReport:
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
+        self._failed: set[str] = set()
+        """Test classes of which a check failed."""
 
     @staticmethod
     def of(config: pytest.Config) -> ConformanceReport:
@@ -105,8 +111,37 @@ class ConformanceReport:
         """Open a tally for a test class; see :class:`Tally` for the arguments."""
         self._tallies.setdefault(tests, Tally(subject, claims))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Run a check of a kit within the guard of its class, where it has one."""
+        guard = getattr(pyfuncitem.cls, "guard", None)
+        is_of_kit = pyfuncitem.function.__module__.startswith("rlplug_devkit.")
+        if not (is_of_kit and isinstance(guard, ProcessGuard)):
+            return (yield)
+        with guard.around(_words_of(pyfuncitem.originalname)):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Fail a check that compared nothing although nothing has failed before."""
+        report = yield
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        if report.skipped and reason.startswith(NOT_COMPARED) and _tests_of(item.nodeid) not in self._failed:
+            assert call.excinfo is not None
+            cause = call.excinfo.value.__context__
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.name} could not compare anything{'' if cause is None else f': {describe(cause)}'}. No check "
+                "before it failed, so nothing excuses that: only what a plugin does not claim is left unchecked."
+            )
+        return report
+
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(_tests_of(report.nodeid))
         claims = [value for name, value in report.user_properties if name == "rlplug_claim"]
         if not claims or not (report.when == "call" or report.skipped or report.failed):
             return
@@ -121,7 +156,7 @@ class ConformanceReport:
                 tally.reasons.setdefault(str(capability), []).append(f"{check}: {reason}")
         tally.outcomes.setdefault(str(capability), Counter())[outcome] += 1
         if outcome == "passed":
-            words = check.partition("[")[0].removeprefix("test_").replace("_", " ")
+            words = _words_of(check)
             passed = tally.checks.setdefault(str(capability), [])
             passed += [] if words in passed else [words]
 
@@ -132,3 +167,13 @@ class ConformanceReport:
             terminalreporter.write_line(f"  {tests}")
             for line in tally.lines():
                 terminalreporter.write_line(line)
+
+
+def _tests_of(nodeid: str) -> str:
+    """Return the id of a check's class."""
+    return nodeid.partition("[")[0].rpartition("::")[0]
+
+
+def _words_of(check: str) -> str:
+    """Return a check's name as words, without its parameters."""
+    return check.partition("[")[0].removeprefix("test_").replace("_", " ")

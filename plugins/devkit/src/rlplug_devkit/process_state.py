@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import decimal
+import faulthandler
 import gc
+import locale
 import logging
 import multiprocessing
 import os
@@ -31,8 +35,10 @@ M_MMAP_THRESHOLD: Final = -3
 """Option of glibc's ``mallopt``, of ``malloc.h``."""
 BLOCK_BYTES: Final = 32768
 """Smallest block that goes back to the system when it is freed: the smallest matrix of the kit's tiny Llama."""
-OF_COMPILER: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR")
-"""Environment variables that torch's compiler sets when anything in the process first compiles."""
+OF_OTHERS: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
+"""Environment variables that torch's compiler sets when anything in the process first compiles, and pytest's."""
+LOGGERS: Final = ("rlplug", "lightning.pytorch", "py.warnings")
+"""Loggers of the run, besides the root's."""
 
 
 def generator_states() -> dict[str, Any]:
@@ -56,16 +62,18 @@ def process_state() -> dict[str, Any]:
     return {
         "torch's default dtype": torch.get_default_dtype(),
         "torch's default device": torch.get_default_device(),
-        "torch's threads": torch.get_num_threads(),
+        "torch's threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "torch's gradient mode": torch.is_grad_enabled(),
         "torch's inference mode": torch.is_inference_mode_enabled(),
         "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch's precision of float32 products": torch.get_float32_matmul_precision(),
         "torch's anomaly detection": torch.is_anomaly_enabled(),
+        "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "torch's denormal numbers": bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0),
         "torch.backends.cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "numpy's error handling": tuple(sorted(numpy.geterr().items())),
         "signal handlers": {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)},
-        "environment variables": {name: value for name, value in os.environ.items() if name not in OF_COMPILER},
+        "environment variables": {name: value for name, value in os.environ.items() if name not in OF_OTHERS},
         "working directory": os.getcwd(),
         "the umask": _umask(),
         # setuptools puts its own packages at the end when anything first imports it
@@ -76,8 +84,18 @@ def process_state() -> dict[str, Any]:
         "the garbage collector": gc.isenabled(),
         "the default timeout of sockets": socket.getdefaulttimeout(),
         "the root logger": (root.level, root.disabled, logging.root.manager.disable),
-        "warnings": any(_ignores_all(entry) for entry in warnings.filters),
+        "loggers of the run": {name: _levels(logging.getLogger(name)) for name in LOGGERS},
+        "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
+        "the way to show warnings": warnings.showwarning,
         "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
+        "the decimal context": (decimal.getcontext().prec, decimal.getcontext().rounding),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "sys.stdout and sys.stderr": (sys.stdout, sys.stderr),
+        "traces and profiles of Python": (sys.gettrace(), sys.getprofile(), sys.getswitchinterval()),
+        "faulthandler": faulthandler.is_enabled(),
+        "threading.excepthook": threading.excepthook,
+        "built-in functions": {name: id(value) for name, value in vars(builtins).items() if name[0] != "_"},
+        "the process's priority": os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else None,
         "the CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
     }
 
@@ -89,9 +107,14 @@ def _umask() -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), None)
 
 
-def _ignores_all(entry: Any) -> bool:
-    action, message, category, module, line = entry
-    return bool(action == "ignore" and message is None and category is Warning and module is None and line == 0)
+def _is_for_all(entry: Any) -> bool:
+    """Return whether a filter of warnings is about a whole category of Python's own, wherever it comes from."""
+    _, message, category, module, line = entry
+    return bool(message is None and module is None and line == 0 and category.__module__ == "builtins")
+
+
+def _levels(logger: logging.Logger) -> tuple[int, bool, bool]:
+    return logger.level, logger.disabled, logger.propagate
 
 
 def changes_since(before: dict[str, Any]) -> dict[str, str]:
@@ -126,6 +149,17 @@ class Holdings:
     """Open files and sockets of this process."""
     processes: frozenset[int]
     """Ids of the processes below this one, without Python's own helpers."""
+
+
+def num_held() -> dict[str, int]:
+    """Return the numbers of threads, open files and processes that this process has, without measuring memory."""
+    gc.collect()
+    own = psutil.Process()
+    return {
+        "threads": threading.active_count(),
+        "open files": own.num_fds() if hasattr(own, "num_fds") else 0,
+        "processes": len(own.children()),
+    }
 
 
 def holdings() -> Holdings:

@@ -12,10 +12,11 @@ from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm
 from rlplug.interfaces.plain_values import as_number
 from rlplug.timeouts import CallError
-from rlplug.types import StepBatch, groups_of
+from rlplug.types import groups_of
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
-from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, step_of
+from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, joined, step_of
 from rlplug_devkit.algorithms.steps import batch_of
+from rlplug_devkit.algorithms.training import weighed_otherwise
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
 ALL_FAILED = "a step in which every reward failed"
@@ -111,7 +112,8 @@ class AdvantageChecks(AlgorithmChecks):
             "select chooses others when groups come in another order: which rank has a group, and when, is not fixed. "
             "Seed what is random by the run's seed, the step and group[0].group."
         )
-        assert algorithm.max_refills >= 0, f"max_refills is {algorithm.max_refills}: return 0 or more."
+        refills = algorithm.max_refills
+        assert type(refills) is int and refills >= 0, f"max_refills is {refills!r}: return 0 or more, an integer."  # noqa: PT018
         assert 1 <= algorithm.over_sampling < math.inf, f"over_sampling is {algorithm.over_sampling}: return 1 or more."
 
     def test_the_step_is_left_as_it_was(self) -> None:
@@ -150,7 +152,7 @@ class AdvantageChecks(AlgorithmChecks):
             order = sorted(range(len(rows)), key=lambda row: (rows[row].sample.group, -row))
             moved = [rows[row] for row in order]
             before, after = (advantages_of_rows(batch_of(some), self._advantages(some)) for some in (rows, moved))
-            assert is_close(_joined(after), _joined([before[row] for row in order]), self.tolerance), (
+            assert is_close(joined(after), joined([before[row] for row in order]), self.tolerance), (
                 "a completion's advantage depends on its place among the completions of its prompt."
             )
 
@@ -187,7 +189,7 @@ class AdvantageChecks(AlgorithmChecks):
             whole, place = self._advantages(rows), {id(row): index for index, row in enumerate(rows)}
             for mine, part in self._on_ranks(rows, size):
                 indices = [place[id(row)] for row in mine]
-                problem = _difference(part, whole, batch_of(mine), batch_of(rows), indices, self.tolerance)
+                problem = weighed_otherwise(part, whole, batch_of(mine), batch_of(rows), indices, self.tolerance)
                 assert not problem, (
                     f"on {size} ranks {problem}: a rank has a part of the step. Numbers over the whole step come from "
                     "batch.step: mean, sum and moments."
@@ -205,30 +207,3 @@ class AdvantageChecks(AlgorithmChecks):
                 f"completions of a {self.zero_advantages} with equal rewards have advantages of up to {largest:.3g}: "
                 "round-off over a small deviation trains on noise. Return 0 there, or set zero_advantages."
             )
-
-
-def _joined(per_row: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([torch.empty(0), *(row.reshape(-1).float() for row in per_row)])
-
-
-def _difference(
-    part: Advantages, whole: Advantages, mine: StepBatch, rows: StepBatch, indices: list[int], tolerance: float
-) -> str:
-    """Return in words how a rank's advantages differ from ``indices`` of those of one rank that has all rows."""
-    if part.metrics.keys() != whole.metrics.keys():
-        return f"metrics have the names {sorted(part.metrics)}, and on one rank {sorted(whole.metrics)}"
-    for metric, value in part.metrics.items():
-        if not math.isclose(value, whole.metrics[metric], rel_tol=1e-5, abs_tol=1e-6):
-            return f"the metric {metric} is {value:.6g}, and on one rank {whole.metrics[metric]:.6g}"
-    for name in ("of_sequences", "of_tokens", "returns", "trains"):
-        here, there = getattr(part, name), getattr(whole, name)
-        if (here is None) != (there is None):
-            return f"{name} is missing on one of them"
-        if here is None or not indices:
-            continue
-        if name != "of_sequences":
-            there = list(there.split(rows.num_tokens.tolist()))
-        expected = _joined([there[index] for index in indices])
-        if not is_close(here.float(), expected, tolerance):
-            return f"{name} differ from those of one rank with the same completions"
-    return ""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from rlplug.errors import describe
+from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm, RunInfo
 from rlplug_devkit.algorithms.passes import Step, step_of
 from rlplug_devkit.algorithms.steps import NUM_GROUPS, Row, batch_of, make_rows, on_ranks, shares_of
@@ -24,12 +24,15 @@ class AlgorithmChecks(TaskChecks):
         run: The run that the algorithm is set up for. Steps have six groups of its ``group_size``.
         zero_advantages: Where equal rewards give advantages of 0: in each ``group`` whose rewards are equal, in a
             ``step`` whose rewards are all equal, or ``never``, as where a critic's values or a penalty count too.
+        trains_every_token: Whether each trainable token with an advantage gets a gradient when policy and old policy
+            are the same; false where a loss chooses tokens itself, and ``Advantages.trains`` does not say so.
         learns_from_rewards: Whether better completions of a group become more likely, and worse ones less.
         tolerance: Largest difference between results that must be equal, as a share of the largest entry.
     """
 
     run: ClassVar[RunInfo] = RunInfo(num_completions=4 * NUM_GROUPS, group_size=4, max_new_tokens=12)
     zero_advantages: ClassVar[Literal["group", "step", "never"]] = "group"
+    trains_every_token: ClassVar[bool] = True
     learns_from_rewards: ClassVar[bool] = True
     tolerance: ClassVar[float] = 1e-4
 
@@ -43,6 +46,19 @@ class AlgorithmChecks(TaskChecks):
     def _ready(self) -> Algorithm:
         algorithm = self.make_algorithm()
         algorithm.setup(self.run)
+        return algorithm
+
+    def _ready_for(self, run: RunInfo) -> Algorithm | None:
+        """Return the algorithm set up for another run; ``None`` where it refuses that with a ConfigError."""
+        algorithm = self.make_algorithm()
+        try:
+            algorithm.setup(run)
+        except ConfigError:
+            return None
+        except Exception as error:  # noqa: BLE001 - the algorithm's own
+            pytest.fail(
+                f"setup raised {describe(error)} for {run}: a run that is not possible is a ConfigError.", pytrace=False
+            )
         return algorithm
 
     def _rows(self, seed: int = 0) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,35 +10,36 @@ import torch
 
 from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.types import groups_of
 from rlplug_devkit.algorithms.advantages import AdvantageChecks
 from rlplug_devkit.algorithms.checks import AlgorithmChecks
+from rlplug_devkit.algorithms.claimed import ClaimChecks
 from rlplug_devkit.algorithms.losses import LossChecks
-from rlplug_devkit.algorithms.passes import Learned, difference, learn, step_of
+from rlplug_devkit.algorithms.passes import Learned
+from rlplug_devkit.algorithms.repeats import RepeatChecks
 from rlplug_devkit.algorithms.steps import batch_of
+from rlplug_devkit.algorithms.training import metrics_of_step, train, trained_otherwise
+from rlplug_devkit.process_checks import ProcessChecks
 from rlplug_devkit.tasks.calls import NOT_COMPARED, same_random_generators
 
 NUM_STEPS = 3
+NUM_OBSERVED = 300
+"""Steps of which an algorithm sees the metrics, before a late resume."""
 
 
 class StateChecks(AlgorithmChecks):
     """Checks of what an algorithm keeps from step to step."""
 
-    def _train(self, algorithm: Algorithm, first: int, last: int) -> list[tuple[list[list[str]], Learned]]:
-        """Take steps as a run does, and return what each selected and learned."""
-        results = []
-        for number in range(first, last):
-            rows = self._rows(number)
-            chosen = {id(s) for group in groups_of([r.sample for r in rows]) for s in algorithm.select(group)}
-            kept = [row for row in rows if id(row.sample) in chosen]
-            advantages = algorithm.advantages(batch_of(kept, algorithm.needs))
-            step = step_of(algorithm, kept, advantages)
-            learned = learn(step, step.all_rows)
-            names = [[str(index) for index, row in enumerate(rows) if id(row.sample) in chosen]]
-            results.append((names, learned))
-            loop = {"loss": float(learned.loss), "reward/mean": 0.5, "grad_norm": 1.0, "step": float(number + 1)}
-            algorithm.after_step({**loop, **advantages.metrics, **learned.metrics, **learned.maxima, **learned.minima})
-        return results
+    def _train(self, algorithm: Algorithm, first: int, last: int) -> list[tuple[list[str], Learned]]:
+        return train(algorithm, self.run, first, last)
+
+    def test_steps_of_a_run_can_be_taken(self) -> None:
+        try:
+            self._train(self._ready(), 0, NUM_STEPS)
+        except Exception as error:  # noqa: BLE001 - the algorithm's own
+            pytest.fail(
+                f"in {NUM_STEPS} steps select, advantages, a loss or after_step raised {describe(error)}.",
+                pytrace=False,
+            )
 
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the algorithm"):
@@ -71,16 +73,43 @@ class StateChecks(AlgorithmChecks):
         assert resumed.state_dict() == state, "state_dict() after load_state_dict is another one."
         expected = self._train(went_on, NUM_STEPS, 2 * NUM_STEPS)
         found = self._train(resumed, NUM_STEPS, 2 * NUM_STEPS)
-        for (chosen, learned), (others, other) in zip(expected, found, strict=True):
-            differs = "it selects other samples" if chosen != others else difference(other, learned, 0.0)
-            assert not differs, (
-                f"after {NUM_STEPS} steps and a resume from state_dict(), {differs}: what after_step or a call leaves "
-                "behind belongs into state_dict, and from there into load_state_dict."
-            )
+        differs = trained_otherwise(found, expected, 0.0)
+        assert not differs, (
+            f"after {NUM_STEPS} steps and a resume from state_dict(), {differs}: what after_step or a call leaves "
+            "behind belongs into state_dict, and from there into load_state_dict."
+        )
+
+    def test_a_late_resume_goes_on_as_it_would_have(self) -> None:
+        """Schedules and warm-ups end: after so many steps that what counts them matters."""
+        went_on, resumed = self._ready(), self._ready()
+        learned = self._train(went_on, 0, 1)[0][1]
+        batch = batch_of(self._rows(), went_on.needs)
+        metrics = metrics_of_step(0, went_on.advantages(batch), learned)
+        for number in range(NUM_OBSERVED):
+            went_on.after_step({**metrics, "step": float(number + 2)})
+        resumed.load_state_dict(copy.deepcopy(went_on.state_dict()))
+        expected, found = (self._train(each, 1, 3) for each in (went_on, resumed))
+        differs = trained_otherwise(found, expected, 0.0)
+        assert not differs, (
+            f"after {NUM_OBSERVED} steps and a resume from state_dict(), {differs}: a number that counts steps belongs "
+            "into state_dict too."
+        )
+
+    def test_the_state_is_of_its_moment(self) -> None:
+        """A checkpoint is written while the run goes on, and the same state may be loaded twice."""
+        algorithm, resumed = self._ready(), self._ready()
+        self._train(algorithm, 0, 1)
+        state = algorithm.state_dict()
+        kept = copy.deepcopy(state)
+        self._train(algorithm, 1, 2)
+        assert state == kept, "later steps change the dict that state_dict returned: return copies of lists and dicts."
+        resumed.load_state_dict(state)
+        self._train(resumed, 1, 3)
+        assert state == kept, "steps after load_state_dict change the dict that it got: copy lists and dicts."
 
 
 # pytest runs the checks of base classes from the last to the first
-class AlgorithmConformance(StateChecks, LossChecks, AdvantageChecks):
+class AlgorithmConformance(ProcessChecks, RepeatChecks, ClaimChecks, StateChecks, LossChecks, AdvantageChecks):
     """All checks of an algorithm, to subclass in a test module that returns it from ``make_algorithm``.
 
     They know no algorithm's equations: they compare an algorithm with itself, on other splits of the same completions

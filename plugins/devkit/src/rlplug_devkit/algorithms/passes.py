@@ -164,3 +164,8 @@ def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
         return True
     allowed = tolerance * max(float(expected.abs().max()), SMALLEST)
     return float((found - expected).abs().max()) <= allowed
+
+
+def joined(per_row: Sequence[Tensor]) -> Tensor:
+    """Return tensors end to end, float32."""
+    return torch.cat([torch.empty(0), *(row.reshape(-1).float() for row in per_row)])

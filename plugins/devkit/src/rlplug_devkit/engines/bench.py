@@ -28,7 +28,8 @@ from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 from rlplug_devkit.engines.diagnosis import cause_of_logprobs, cause_of_tokens
 from rlplug_devkit.models import Family
-from rlplug_devkit.process_state import changes_since, children, generator_states, moved, process_state
+from rlplug_devkit.process_guard import ProcessGuard
+from rlplug_devkit.process_state import children
 from rlplug_devkit.reference import Array, ReferencePolicy, Tolerances, compare, greedy_gap
 
 Variant: TypeAlias = Literal["first", "changed", "nudged", "endless", "ending"]
@@ -67,10 +68,8 @@ class Bench:
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
         self.version = 0
-        self.moved_generators: set[str] = set()
-        """Names of the global random generators that a call of the engine has advanced."""
-        self.process_changes: dict[str, str] = {}
-        """Settings of the process that a call has changed, each with the call."""
+        self.guard = ProcessGuard(tuple(settings.folders.values()), only_kept=True)
+        """What calls of the engine have changed."""
         self.others_processes = frozenset(process.pid for process in children())
         """Ids of processes below this one that are not the engine's."""
         self.nudge = 1e-6
@@ -133,14 +132,8 @@ class Bench:
     @contextmanager
     def _calls(self, call: Call) -> Iterator[None]:
         """Surround a call: check its order, and note what it changes of the process."""
-        generators, state = generator_states(), process_state()
-        try:
-            with self._life.calls(call):
-                yield
-        finally:
-            self.moved_generators |= moved(generators)
-            for name, change in changes_since(state).items():
-                self.process_changes.setdefault(name, f"{call} changed {name}: {change}")
+        with self.guard.around(call), self._life.calls(call):
+            yield
 
     def start(self) -> None:
         """Start the engine, also after it was closed."""

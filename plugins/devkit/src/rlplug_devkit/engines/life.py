@@ -42,7 +42,7 @@ class FirstChecks(EngineChecks):
         bench.holding()
         bench.sync()
         bench.generate(bench.requests("process", [3]), SamplingParams(4))
-        changes = [text for name, text in bench.process_changes.items() if name not in self.changes_of_process]
+        changes = [text for name, text in bench.guard.changes.items() if name not in self.changes_of_process]
         assert not changes, (
             "; ".join(changes) + ". Settings of the trainer's process belong to the trainer: restore them before "
             "a call returns, run in a process of your own, or name what must change in changes_of_process."
@@ -53,8 +53,8 @@ class FirstChecks(EngineChecks):
         bench.holding()
         bench.sync()
         bench.generate(bench.requests("generators", [3]), SamplingParams(4))
-        assert not bench.moved_generators, (
-            f"a call of the engine moved the global generators {sorted(bench.moved_generators)} of the trainer's "
+        assert not bench.guard.generators, (
+            f"a call of the engine moved the global generators {sorted(bench.guard.generators)} of the trainer's "
             "process: draw from generators of your own, or restore theirs."
         )
 

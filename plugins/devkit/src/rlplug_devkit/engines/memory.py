@@ -148,7 +148,7 @@ class SleepChecks(EngineChecks):
             bench.generate(bench.requests("fills the cache", [100]), GREEDY)
             awake = self.device_bytes_in_use(engine)
             if awake is None:
-                pytest.skip(f"nothing measures memory on {self.placement().device}: override device_bytes_in_use")
+                pytest.fail(f"nothing measures memory on {self.placement().device}: override device_bytes_in_use.")
             bench.sleep()
             asleep = self.device_bytes_in_use(engine)
             bench.wake_and_sync()

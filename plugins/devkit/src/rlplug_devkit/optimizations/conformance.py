@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 from torch import Tensor
 
 from rlplug.errors import describe
-from rlplug.interfaces.optimization import Optimization
+from rlplug.interfaces.memory import ActivationTraits
+from rlplug.interfaces.optimization import Network, Optimization
 from rlplug_devkit.claims import DOES_NOT_APPLY, ConformanceReport
 from rlplug_devkit.optimizations.bench import MESHES, OptimizationBench
 from rlplug_devkit.optimizations.ranks import PLAIN, PLAIN_AGAIN, WITH_PARTNER
@@ -39,6 +40,8 @@ class OptimizationConformance:
     Attributes:
         models: Names of the models to check, of ``TINY_MODELS``.
         meshes: ``1 rank`` and ``2 ranks``, or one of them.
+        changes_of_process: Settings of the process that the optimizations have to change, by the names that the check
+            uses.
         with_partner: Whether variants are checked with recomputed blocks too; false where both conflict.
         tolerance: Largest difference of logprobs and entropies from the plain path's, as a share of the largest.
         gradient_tolerance: Largest difference of a gradient or a weight from the plain path's, as a share of the
@@ -47,6 +50,7 @@ class OptimizationConformance:
 
     models: ClassVar[Sequence[str]] = ("llama", "tied_llama")
     meshes: ClassVar[Sequence[str]] = tuple(MESHES)
+    changes_of_process: ClassVar[frozenset[str]] = frozenset()
     with_partner: ClassVar[bool] = True
     tolerance: ClassVar[float] = 1e-5
     gradient_tolerance: ClassVar[float] = 1e-4
@@ -117,6 +121,31 @@ class OptimizationConformance:
                 "look at the model in effects(), as a person would who doubts it."
             )
 
+    def test_its_claims_are_well_formed(self, variant: str) -> None:
+        """``applies_to``, ``conflicts``, ``only_if_needed`` and ``plan_memory`` are read before there is a model."""
+        for each in self.make_optimizations()[variant]:
+            name = type(each).__name__
+            unknown = sorted({*each.applies_to} - {*get_args(Network)})
+            assert each.applies_to and not unknown, (  # noqa: PT018
+                f"applies_to of {name} is {each.applies_to}: give one or more of {get_args(Network)}."
+            )
+            for other, reason in each.conflicts.items():
+                assert other != name, f"{name} conflicts with itself: name other classes."
+                assert isinstance(reason, str), f"conflicts of {name} has no reason for {other}: say why in a sentence."
+                assert reason.strip(), f"conflicts of {name} has no reason for {other}: say why in a sentence."
+            assert isinstance(each.only_if_needed, bool), f"only_if_needed of {name} is {each.only_if_needed!r}."
+            given = ActivationTraits()
+            try:
+                first, second = (each.plan_memory(given) for _ in range(2))
+            except Exception as error:  # noqa: BLE001 - the optimization's own
+                pytest.fail(f"plan_memory of {name} raised {describe(error)} before there was a model.", pytrace=False)
+            assert isinstance(first, ActivationTraits), f"plan_memory of {name} returned a {type(first).__name__}."
+            assert given == ActivationTraits(), f"plan_memory of {name} changed its argument: return replace(...)."
+            assert first == second, f"plan_memory of {name} returned {second} in a second call, and {first} before."
+            assert not each.only_if_needed or first != given, (
+                f"{name} is used only if memory is needed, and by its plan_memory it saves none."
+            )
+
     # ---- building --------------------------------------------------------------------------------------------------
 
     def test_it_takes_effect(self, bench: OptimizationBench, model: str, variant: str) -> None:
@@ -134,9 +163,38 @@ class OptimizationConformance:
 
     def test_building_changes_nothing_else(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
         """Neither random generators, nor the process."""
-        built = bench.value(model, mesh, variant, "build")
+        built, plain = (bench.value(model, mesh, name, "build") for name in (variant, PLAIN))
         assert not built["moved"], f"{variant} moves the global random generators {built['moved']}."
-        assert not built["changed"], f"{variant} changes {built['changed']} of the process, for all others too."
+        changed = sorted({*built["changed"]} - {*plain["changed"]})
+        assert not changed, f"{variant} changes {changed} of the process, for all others too."
+
+    def test_an_effect_is_in_the_model(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """What ``effects`` reports is an edit of modules, attributes, hooks or sharding, which can be seen."""
+        found, plain = (bench.value(model, mesh, name, "structure")["modules"] for name in (variant, PLAIN))
+        claims = bench.value(model, mesh, variant, "build")["effects"]
+        assert found != plain, f"{variant} claims {claims}, and the model is as it is without: nothing was changed."
+
+    def test_each_rank_reports_the_same(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        of_ranks = bench.value(model, mesh, variant, "build")["of ranks"]
+        assert all(effects == of_ranks[0] for effects in of_ranks), (
+            f"{variant} reports {of_ranks} on the ranks of {mesh}: edit the model alike on each, or ranks wait for "
+            "each other for ever."
+        )
+
+    def test_parameters_and_checkpoints_are_the_same(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """A run may resume with the optimization or without it."""
+        found, plain = (dict(bench.value(model, mesh, name, "structure")) for name in (variant, PLAIN))
+        weights = {name: text if self.trains(name) else f"{text}, frozen" for name, text in plain["parameters"].items()}
+        plain["parameters"] = weights
+        plain["checkpoint"] = [name for name in plain["checkpoint"] if self.trains(name)]
+        plain["optimizer"] = [[name for name in group if self.trains(name)] for group in plain["optimizer"]]
+        for part in ("parameters", "buffers", "checkpoint", "optimizer", "training"):
+            assert found[part] == plain[part], (
+                f"{part} of {model} on {mesh} with {variant} differ: {_first_difference(found[part], plain[part])}. "
+                "Names, dtypes, shapes and what trains stay; override trains() for weights that do not train."
+            )
 
     def test_a_sync_sends_the_same_weights(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
         found, expected = (dict(bench.value(model, mesh, name, "sync")) for name in (variant, PLAIN))
@@ -181,6 +239,58 @@ class OptimizationConformance:
         what = f"weights of {model} after a resume with {variant} on {mesh}"
         assert_close(dict(resumed["resumed"]), dict(resumed["went on"]), self.gradient_tolerance, what, advice)
 
+    def test_later_steps_change_the_weights_alike(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """The second step, after a sync and a checkpoint."""
+        found, expected = (dict(bench.value(model, mesh, name, "resume")["went on"]) for name in (variant, PLAIN))
+        before = dict(bench.value(model, mesh, PLAIN, "sync"))
+        expected = {name: tensor if self.trains(name) else before[name] for name, tensor in expected.items()}
+        advice = "Keep nothing of a pass, of a sync or of the weights for a later step."
+        what = f"weights of {model} after two steps with {variant} on {mesh}"
+        assert_close(found, expected, self.gradient_tolerance, what, advice)
+
+    def test_an_export_is_the_same(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Configuration, generation configuration and tokenizer; weights may differ by round-off of a step."""
+        found, expected = (bench.value(model, mesh, name, "exported") for name in (variant, PLAIN))
+        assert found.keys() == expected.keys(), f"with {variant} an export has the files {sorted(found)}."
+        wrong = [name for name in found if name.endswith(".json") and found[name] != expected[name]]
+        assert not wrong, (
+            f"with {variant} the exported {wrong} differ from those of the plain model: an engine would load another "
+            "one. Leave model.config and model.generation_config alone."
+        )
+
+    def test_a_pass_of_no_tokens_adds_nothing(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """A rank without rows left takes passes in which no token trains, so that all ranks take as many."""
+        found, plain = (bench.value(model, mesh, name, "nothing") for name in (variant, PLAIN))
+        assert not bool(found["values"].any()), f"{variant} has logprobs of tokens that do not train."
+        wrong = [name for name, gradient in found["gradients"].items() if not bool((gradient == 0).all())]
+        assert not wrong, f"with {variant} a pass in which no token trains has gradients to {wrong[:3]}."
+        assert found["gradients"].keys() <= plain["gradients"].keys(), f"{variant} adds gradients to a pass of nothing."
+
+    def test_two_models_do_not_share(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Policy, reference and critic live in one process, each with a copy of the optimization."""
+        found, plain = (bench.value(model, mesh, name, "beside") for name in (variant, PLAIN))
+        advice = "Keep what belongs to a model in self, not in the class, the module or a global table."
+        what = f"values of {model} on {mesh} with {variant}, beside a second model"
+        assert_close({"after": found["after"]}, {"after": found["before"]}, self.tolerance, what, advice)
+        assert_close({"other": found["other"]}, {"other": plain["other"]}, self.tolerance, what, advice)
+
+    def test_a_reference_has_the_same_values(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """One that applies to it: a frozen model that runs forward only."""
+        if not any("reference" in each.applies_to for each in bench.variants[variant]):
+            pytest.skip(f"{DOES_NOT_APPLY}applies_to of {variant} has no reference")
+        found, plain = (bench.value(model, mesh, name, "reference") for name in (variant, PLAIN))
+        assert len(found["effects"]) > len(plain["effects"]), (
+            f"{variant} applies to a reference policy, and claims no effect on one: leave it out of applies_to."
+        )
+        what = f"values of a reference {model} on {mesh} with {variant}"
+        assert_close({"": found["values"]}, {"": plain["values"]}, self.tolerance, what, "Values must be the same.")
+
     def test_it_works_with_another_optimization(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
     ) -> None:
@@ -198,6 +308,14 @@ class OptimizationConformance:
             advice = "Change this model's modules, not classes or functions of a library."
             assert_close(found, expected, 0.0, f"a model without optimizations, built later: {probe}", advice)
 
+    def test_the_process_is_left_as_it_was(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Nor the files of the model's folder, from which engines and later runs load."""
+        found, plain = (bench.value(model, mesh, name, "process") for name in (variant, PLAIN))
+        changes = [text for name, text in found.items() if name not in plain and name not in self.changes_of_process]
+        assert not changes, (
+            f"with {variant} {'; '.join(changes)}. The run and all other plugins share them: restore what a call sets."
+        )
+
     def _assert_values(self, bench: OptimizationBench, model: str, mesh: str, variant: str, packing: str) -> None:
         found, expected = (
             dict(zip(("logprobs", "entropies"), bench.value(model, mesh, name, "forward")[packing], strict=True))
@@ -213,3 +331,14 @@ class OptimizationConformance:
         advice = "A backward pass must see what the forward pass did. Override trains() for weights that do not train."
         what = f"gradients of {model} on {mesh} with {variant} ({probe})"
         assert_close(found, expected, self.gradient_tolerance, what, advice)
+
+
+def _first_difference(found: Any, expected: Any) -> str:
+    """Return in words where two descriptions differ."""
+    if isinstance(found, dict):
+        names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        return f"{names[0]} is {found.get(names[0])}, and without {expected.get(names[0])}"
+    if isinstance(found, list):
+        others = sorted(map(str, [name for name in [*found, *expected] if (name in found) != (name in expected)]))
+        return f"{others[:1]} is in one of them" if others else "another order"
+    return f"{found}, and without {expected}"

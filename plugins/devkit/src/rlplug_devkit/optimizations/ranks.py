@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,13 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.models.build import build_policy
+from rlplug.models.build import build_policy, build_reference
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug_devkit.hooks.calls import process_state
+from rlplug_devkit.optimizations.structure import structure_of
 from rlplug_devkit.padded_rows import PaddedRows
-from rlplug_devkit.process_state import generator_states, moved
+from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
 from rlplug_devkit.trainers.ranks import Measured, make_strategy
 
@@ -91,7 +93,8 @@ def _outcomes(optimized: Optimized) -> dict[str, dict[str, Any]]:
     for number, function in enumerate(PROBES):
         outcome: dict[str, Any]
         try:
-            outcome = {"value": function(optimized)}
+            with optimized.guard.around(function.__name__):
+                outcome = {"value": function(optimized)}
         except ConfigError as refusal:
             outcome = {"refused": str(refusal)}
         except Exception:  # noqa: BLE001 - the check of this probe fails with it
@@ -112,6 +115,7 @@ class Optimized(Measured):
         super().__init__(TransformersTrainer(), case, strategy)
         self.optimizations = list(optimizations)
         self.effects: list[str] = []
+        self.guard = ProcessGuard(kept=[case.folder])
 
     def _build(self) -> None:
         self.policy, effects = build_policy(self.config, self.optimizations, self.strategy, self.trainer)
@@ -123,14 +127,36 @@ class Optimized(Measured):
     def build(self) -> dict[str, Any]:
         """Build the policy as a run does, and return what proves the optimizations."""
         torch._dynamo.reset()
-        generators, process = generator_states(), process_state()
-        self._build()
-        changed = [name for name, value in process_state().items() if value != process[name]]
+        guard = ProcessGuard()
+        with guard.around("building"):
+            self._build()
         return {
             "effects": self.effects,
-            "moved": sorted(moved(generators)),
-            "changed": changed,
+            "of ranks": self._of_ranks(self.effects),
+            "moved": sorted(guard.generators),
+            "changed": sorted(guard.changes),
         }
+
+    def structure(self) -> dict[str, Any]:
+        """Describe the policy, and what a checkpoint of it names."""
+        optimizer_names = self.strategy.optimizer_state(self.optimizer)["param_groups"]
+        return {
+            "modules": structure_of(self.policy),
+            "parameters": {
+                name: f"{parameter.dtype} {list(parameter.shape)}{'' if parameter.requires_grad else ', frozen'}"
+                for name, parameter in self.policy.named_parameters()
+            },
+            "buffers": {name: f"{buffer.dtype} {list(buffer.shape)}" for name, buffer in self.policy.named_buffers()},
+            "checkpoint": sorted(self.strategy.lightning_module_state_dict()),
+            "optimizer": [sorted(group["params"]) for group in optimizer_names],
+            "training": self.policy.training,
+        }
+
+    def _of_ranks(self, value: Any) -> list[Any]:
+        """Return what each rank has as ``value``."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value)
+        return found
 
     def run(self, batch: PaddedRows, size: int, train: bool = False) -> Tensor:
         """Return logprobs and entropies of all ranks' rows, [2, B, T]; with gradients to train."""
@@ -161,15 +187,59 @@ class Optimized(Measured):
         self.optimizer.step()
         return {"weights": dict(self.sync())}
 
+    def exported(self) -> dict[str, str]:
+        """Return hashes of the files of an export, by name."""
+        folder = Path(self.export())
+        dist.barrier()
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+    def nothing(self) -> dict[str, Any]:
+        """Return the gradients of a pass in which no token trains, as a rank without rows left takes it."""
+        batch = rows()
+        self.policy.zero_grad()
+        values = self.run(batch.replace(response_mask=torch.zeros_like(batch.response_mask)), 2, train=True)
+        return {"values": values, "gradients": dict(self._gradients())}
+
+    def beside(self) -> dict[str, Tensor]:
+        """Return values of this policy before and after another one of other weights was built, and those of both."""
+        before = self.run(rows(), rows().num_sequences)
+        own, config = (self.policy, self.optimizer), self.config
+        self.config = dataclasses.replace(config, init="random", seed=5)
+        self._build()
+        other = self.run(rows(), rows().num_sequences)
+        self.policy, self.optimizer, self.config = *own, config
+        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
+        return {"before": before, "after": self.run(rows(), rows().num_sequences), "other": other}
+
+    def reference(self) -> dict[str, Any]:
+        """Return effects and values of a frozen reference policy with the optimizations that apply to one."""
+        model, effects = build_reference(None, self.config, self.optimizations, self.strategy, self.trainer)
+        own, self.policy = self.policy, model
+        try:
+            return {"effects": [effect.description for effect in effects], "values": self.run(rows(), 3)}
+        finally:
+            self.policy = own
+
+    def process(self) -> dict[str, str]:
+        """Return what all probes together changed of the process and of files."""
+        moved = {name: f"a pass moves the global generator {name}" for name in sorted(self.guard.generators)}
+        return self.guard.changes | moved
+
 
 PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.build,
+    Optimized.structure,
     Optimized.sync,
     Optimized.forward,
     Optimized.gradients,
     Optimized.split,
     Optimized.step,
     Optimized.resume,
+    Optimized.exported,
+    Optimized.nothing,
+    Optimized.beside,
+    Optimized.reference,
+    Optimized.process,
 )
 
 

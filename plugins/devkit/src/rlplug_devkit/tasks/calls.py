@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from rlplug.timeouts import Call, TimeoutExecutor
+from rlplug_devkit import claims
 from rlplug_devkit.claims import ConformanceReport
+from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.process_state import generator_states, moved
 
 NUM_THREADS: Final = 8
 UNUSUAL_SEED: Final = 918_273_645
-NOT_COMPARED: Final = "not compared: an earlier check says what is wrong with the calls"
+NOT_COMPARED: Final = f"{claims.NOT_COMPARED}an earlier check says what is wrong with the calls"
 HOSTILE: Final = {
     "nothing": "",
     "white space": " \n\t\r\n",
@@ -74,6 +76,8 @@ class TaskChecks:
 
     deadline_s = 30.0
     """Longest time for one call in seconds."""
+    guard: ProcessGuard
+    """What the checks of the class have changed of the process until now."""
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: a call may hold the interpreter's lock
 
     def _subject(self) -> str:
@@ -82,6 +86,8 @@ class TaskChecks:
 
     @pytest.fixture(autouse=True)
     def _report(self, request: pytest.FixtureRequest) -> None:
+        if "guard" not in type(self).__dict__:
+            type(self).guard = ProcessGuard()
         claim = "every check"
         ConformanceReport.of(request.config).include(
             request.node.nodeid.rpartition("::")[0], self._subject(), {claim: None}

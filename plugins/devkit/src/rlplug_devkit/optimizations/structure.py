@@ -1,0 +1,49 @@
+"""What a model is made of, in texts that can be compared: how an edit shows that a user cannot see."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+DEPTH: Final = 4
+"""How deep the attributes of attributes are looked at."""
+OF_MODULES: Final = ("_parameters", "_buffers", "_modules")
+
+
+def structure_of(model: nn.Module) -> dict[str, str]:
+    """Return each module's class, attributes, hooks and state of sharding, by names with dots."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        where = name or "the model"
+        found[where] = type(module).__qualname__
+        found |= {f"{where}.{key}": _text(value, DEPTH) for key, value in vars(module).items() if key not in OF_MODULES}
+        found |= {f"{where}.{key}": str(value.requires_grad) for key, value in module.named_parameters(recurse=False)}
+        get_state = getattr(module, "_get_fsdp_state", None)
+        if get_state is not None:
+            found[f"{where}, sharded"] = _text(get_state(), DEPTH)
+    return found
+
+
+def _text(value: Any, depth: int) -> str:
+    """Return a value without addresses; the same for two values that were made alike."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, nn.Module):
+        return type(value).__qualname__
+    if isinstance(value, functools.partial):
+        return f"partial of {_text(value.func, depth)}"
+    if hasattr(value, "__qualname__"):  # a function, a method or a class
+        return str(value.__qualname__)
+    if depth == 0:
+        return type(value).__qualname__
+    if isinstance(value, Mapping):
+        return f"{type(value).__qualname__} of {[_text(each, depth - 1) for each in value.values()]}"
+    if isinstance(value, Sequence | set | frozenset):
+        return f"{type(value).__qualname__} of {sorted(_text(each, depth - 1) for each in value)}"
+    attributes = getattr(value, "__dict__", {})
+    return f"{type(value).__qualname__} with { ({key: _text(each, depth - 1) for key, each in attributes.items()}) }"
