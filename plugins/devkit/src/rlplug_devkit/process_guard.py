@@ -40,14 +40,17 @@ class ProcessGuard:
     """What calls of a plugin changed that they share with the trainer and with the machine.
 
     Args:
-        kept: Folders in which no file may be written, such as a model's.
-        only_kept: Whether files elsewhere may be written. Where not, the system's folder of temporary files and caches
-            remain.
+        kept: Folders in which no file may be written, such as a model's, besides the working folder.
+        free: Folders in which files may be written, besides the system's of temporary files and caches; of two folders
+            that contain each other the inner one counts.
+        only_kept: Whether files may be written everywhere else.
     """
 
-    def __init__(self, kept: Sequence[Path] = (), only_kept: bool = False) -> None:
+    def __init__(self, kept: Sequence[Path] = (), free: Sequence[Path] = (), only_kept: bool = False) -> None:
         self._kept = [os.path.realpath(folder) for folder in kept]
-        self._free = [os.path.realpath(folder) for folder in _free_folders()] if not only_kept else ["/"]
+        free_folders = ["/"] if only_kept else [*_free_folders(), *free]
+        self._free = [os.path.realpath(folder) for folder in free_folders]
+        self._working = [] if only_kept else [os.path.realpath(os.getcwd())]
         self.changes: dict[str, str] = {}
         """What was changed, by its name: the call, and how. The first change of each counts."""
         self.generators: set[str] = set()
@@ -74,9 +77,8 @@ class ProcessGuard:
         if not isinstance(path, str | bytes | os.PathLike):
             return  # an open file's number
         name = os.path.realpath(os.fsdecode(path))
-        is_kept = any(_lies_in(name, folder) for folder in self._kept)
-        is_free = any(_lies_in(name, folder) for folder in self._free) or "__pycache__" in name
-        if is_kept or not is_free:
+        kept, free = (_innermost(name, folders) for folders in ([*self._kept, *self._working], self._free))
+        if (kept >= free or free == 0) and "__pycache__" not in name:
             self._files.add(name)
 
 
@@ -106,5 +108,6 @@ def _free_folders() -> list[str]:
     return [tempfile.gettempdir(), "/dev", "/proc", os.path.expanduser("~/.cache"), *named]
 
 
-def _lies_in(name: str, folder: str) -> bool:
-    return name == folder or name.startswith(folder.rstrip("/") + "/")
+def _innermost(name: str, folders: Sequence[str]) -> int:
+    """Return the length of the longest of those folders that a file lies in, or 0."""
+    return max((len(each) for each in folders if name == each or name.startswith(each.rstrip("/") + "/")), default=0)

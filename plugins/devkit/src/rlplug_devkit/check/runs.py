@@ -59,7 +59,7 @@ def run_kits(
 
 
 def _start(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    folder.mkdir(parents=True)
+    (folder / "working").mkdir(parents=True)
     job = folder / "job.pkl"
     job.write_bytes(pickle.dumps(tuple(subjects)))
     variables = {
@@ -72,6 +72,6 @@ def _start(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path) -> 
     output = (folder / "output.txt").open("wb")
     with output:
         process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT
+            command, cwd=folder / "working", env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT
         )
     return process, folder

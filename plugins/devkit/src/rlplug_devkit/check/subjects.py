@@ -91,10 +91,11 @@ def package_of(name: str, settings: Path | None = None) -> Package:
     failed = [
         Subject("plugin", record.name, record.name, problem=record.reason) for record in records if not _loaded(record)
     ]
+    modules = {point.name: point.module for point in mine}
     hooks = [
-        Subject("hooks", point.name, point.module)
-        for point, record in ((p, r) for p in mine for r in records if r.name == p.name)
-        if any(not f"rlplug_{hook.removeprefix('rlplug_')}".startswith(REGISTRATION_PREFIX) for hook in record.hooks)
+        Subject("hooks", record.name, modules[record.name])
+        for record in records
+        if any(not hook.startswith(REGISTRATION_PREFIX) for hook in record.hooks)
     ]
     unknown = sorted(given.keys() - {each.name for each in registered})
     if unknown:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
+from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.types import GIB
-from rlplug_devkit.claims import applies_to
+from rlplug_devkit.claims import DOES_NOT_APPLY, applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
 from rlplug_devkit.models import Family
@@ -17,6 +18,8 @@ from rlplug_devkit.process_state import holdings
 
 NUM_ROUNDS = 8
 """Rounds of a run after which memory is compared, after a few others."""
+NUM_MEASURED = 3
+"""How often growth is measured before it counts as a leak."""
 DEVICE_BYTES = 80 * GIB
 
 
@@ -25,12 +28,13 @@ class PlanChecks(EngineChecks):
 
     @applies_to("colocated")
     def test_memory_plan_says_something(self, bench: Bench) -> None:
-        """The plan is made before the engine starts, and without a GPU."""
+        """The plan is made before the engine starts, and without a GPU; an engine may have none."""
         small, large = self.plan_of(bench, "qwen2"), self.plan_of(bench, "experts")
+        if small[0] is None and large[0] is None:
+            pytest.skip(f"{DOES_NOT_APPLY}plan_memory returns None: the engine knows no plan")
         for plan, needs in (small, large):
             assert isinstance(plan, EngineMemory), (
-                f"plan_memory returned {plan!r}: an engine on the trainer's GPUs must say what it takes of them, "
-                "before start and without a GPU."
+                f"plan_memory returned {plan!r}: return an EngineMemory before start and without a GPU, or None always."
             )
             numbers = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.type in ("int", int)}
             wrong = {name: number for name, number in numbers.items() if type(number) is not int or number < 0}
@@ -76,21 +80,28 @@ class RoundChecks(EngineChecks):
         engine = bench.holding()
         limit = NUM_ROUNDS * bench.policy().num_bytes() // 2
         self.run_rounds(bench, NUM_ROUNDS // 2)
-        before, device = holdings(), self.device_bytes_in_use(engine)
-        self.run_rounds(bench, NUM_ROUNDS)
-        host = holdings()
-        grown = {
-            "host": host.num_bytes - before.num_bytes,
-            "processes of its own": host.num_bytes_below - before.num_bytes_below,
-        }
-        after = self.device_bytes_in_use(engine)
-        if self.placement().device.type != "cpu" and device is not None and after is not None:
-            grown["device"] = after - device
+        for _ in range(NUM_MEASURED):  # beside load an allocator grows once; what leaks grows every time
+            grown = self.growth(bench, engine)
+            if all(num_bytes < limit for num_bytes in grown.values()):
+                return
         for where, num_bytes in grown.items():
             assert num_bytes < limit, (
                 f"memory of the {where} grew by {num_bytes} bytes in {NUM_ROUNDS} rounds of update_weights and "
                 f"generate; half the weights in each would be {limit}. Drop buckets, caches and completions."
             )
+
+    def growth(self, bench: Bench, engine: RolloutEngine) -> dict[str, int]:
+        """Return by how many bytes memory grows in ``NUM_ROUNDS`` rounds, by where it is."""
+        before, device = holdings(), self.device_bytes_in_use(engine)
+        self.run_rounds(bench, NUM_ROUNDS)
+        host, after = holdings(), self.device_bytes_in_use(engine)
+        grown = {
+            "host": host.num_bytes - before.num_bytes,
+            "processes of its own": host.num_bytes_below - before.num_bytes_below,
+        }
+        if self.placement().device.type != "cpu" and device is not None and after is not None:
+            grown["device"] = after - device
+        return grown
 
     def run_rounds(self, bench: Bench, number: int) -> None:
         """Sync and generate, as steps of a run do."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
@@ -174,17 +172,3 @@ def prepared(rows: Sequence[Row], step: StepStatistics = ONE_RANK) -> StepBatch:
     batch = batch_of(rows, step=step)
     values = torch.tensor([5.0 * (-1) ** index / (1 + row.sample.group) for index, row in enumerate(rows)])
     return batch.replace(values=None).with_advantages(torch.where(batch.reward_valid, values, 0.0))
-
-
-def process_state() -> dict[str, Any]:
-    """Return what a hook must leave as it was in the process, by its name."""
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "gradients": torch.is_grad_enabled(),
-        "inference mode": torch.is_inference_mode_enabled(),
-        "the number of threads": torch.get_num_threads(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "the working folder": os.getcwd(),
-        "handlers of signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-        "environment variables": {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"},
-    }

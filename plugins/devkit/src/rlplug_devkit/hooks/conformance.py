@@ -24,7 +24,8 @@ from rlplug.timeouts import CallError
 from rlplug.types import ONE_RANK, StepBatch, StepStatistics
 from rlplug_devkit.algorithms.passes import Learned, difference, is_close
 from rlplug_devkit.algorithms.steps import Row, make_rows, on_ranks, shares_of
-from rlplug_devkit.hooks.calls import INNER, METRICS, VERSION, CoreFailure, Hooks, prepared, process_state
+from rlplug_devkit.hooks.calls import INNER, METRICS, VERSION, CoreFailure, Hooks, prepared
+from rlplug_devkit.process_state import changes_since, process_state
 from rlplug_devkit.tasks.calls import NOT_COMPARED, TaskChecks, same_random_generators
 from rlplug_devkit.tasks.tiny_run import write_task
 
@@ -325,7 +326,7 @@ class HooksConformance(TaskChecks):
                 except Exception:  # noqa: BLE001 - a check of its own
                     if not hooks.core.fails:
                         pytest.skip(NOT_COMPARED)
-                changed = [name for name, value in process_state().items() if value != self._process[name]]
+                changed = sorted(changes_since(self._process))
                 assert not changed, f"{hook} changes {changed} of the process, for all others too: restore in finally."
             hooks.core.fails = False
 

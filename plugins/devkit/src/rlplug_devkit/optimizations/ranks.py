@@ -115,7 +115,7 @@ class Optimized(Measured):
         super().__init__(TransformersTrainer(), case, strategy)
         self.optimizations = list(optimizations)
         self.effects: list[str] = []
-        self.guard = ProcessGuard(kept=[case.folder])
+        self.guard = ProcessGuard(kept=[case.folder], free=[case.out])
 
     def _build(self) -> None:
         self.policy, effects = build_policy(self.config, self.optimizations, self.strategy, self.trainer)
@@ -127,7 +127,7 @@ class Optimized(Measured):
     def build(self) -> dict[str, Any]:
         """Build the policy as a run does, and return what proves the optimizations."""
         torch._dynamo.reset()
-        guard = ProcessGuard()
+        guard = ProcessGuard(free=[self.case.out])
         with guard.around("building"):
             self._build()
         return {

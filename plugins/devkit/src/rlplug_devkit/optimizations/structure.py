@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -37,8 +39,10 @@ def _text(value: Any, depth: int) -> str:
         return type(value).__qualname__
     if isinstance(value, functools.partial):
         return f"partial of {_text(value.func, depth)}"
-    if hasattr(value, "__qualname__"):  # a function, a method or a class
-        return str(value.__qualname__)
+    if inspect.isroutine(value) or isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, ModuleType):
+        return value.__name__
     if depth == 0:
         return type(value).__qualname__
     if isinstance(value, Mapping):
