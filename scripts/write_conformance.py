@@ -6,10 +6,13 @@ the page is not what the kits say.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 from distributions import ROOT
+from rlplug_devkit.promised import OF_EVERY_PLUGIN, PROMISED
 from rlplug_devkit.promises import KITS, promises_of
 from written_files import write_or_check
 
@@ -26,6 +29,16 @@ plugin does not claim what it is about; one that could compare nothing fails.
 """
 
 
+def sentences(promised: Mapping[str, Sequence[str]], checks: Container[str]) -> list[str]:
+    """Return a table of sentences, each with those of its checks that a kit has."""
+    lines = ["| promised | checks |", "|---|---|"]
+    for text, names in promised.items():
+        plain = re.sub(r":meth:`([\w.]+)`", r"`\1`", text).replace("``", "`")
+        held_by = [name.replace("_", " ") for name in names if name in checks]
+        lines += [f"| {plain} | {', '.join(held_by)} |"] if held_by else []
+    return [*lines, ""]
+
+
 def page() -> str:
     """Return the page's text."""
     parts = [HEAD]
@@ -34,6 +47,11 @@ def page() -> str:
         has_claims = any(promise.applies_to for promise in promises)
         head = ("promise", *(("of those that claim",) if has_claims else ()), "check")
         lines = [f"## {kind.capitalize()}", "", f"`{kit.__name__}`: {len(promises)} checks.", ""]
+        if kind in PROMISED:
+            module, promised = PROMISED[kind]
+            names = {promise.check.removeprefix("test_") for promise in promises}
+            lines += [f"Sentences of `{module}` and what every kind promises:", ""]
+            lines += sentences({**promised, **OF_EVERY_PLUGIN}, names)
         lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for promise in promises:
             says = f"{promise.words}: {promise.detail}" if promise.detail else promise.words

@@ -272,6 +272,11 @@ class ReturnsTheLossOfTokens(ChangedLoss):
         return replace(output, loss=output.loss.expand(2))
 
 
+class ReturnsADoubleLoss(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss.double())
+
+
 class KeepsTheGraphInMetrics(ChangedLoss):
     def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
         return replace(output, metrics={**output.metrics, "made/loss": output.loss})

@@ -37,6 +37,7 @@ CAUGHT_BY = {
     "ForgetsTheValueLoss": "test_losses_can_be_computed",
     "DetachesLogprobs": "test_losses_are_well_formed",
     "ReturnsTheLossOfTokens": "test_losses_are_well_formed",
+    "ReturnsADoubleLoss": "test_losses_are_well_formed",
     "KeepsTheGraphInMetrics": "test_losses_are_well_formed",
     "ZeroesAdvantagesInPlace": "test_the_micro_batch_is_left_as_it_was",
     "DividesByItsOwnTokens": "test_losses_divide_by_the_denominators",

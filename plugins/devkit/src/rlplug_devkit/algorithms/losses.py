@@ -63,6 +63,8 @@ class LossChecks(AlgorithmChecks):
             for part, tensor in named.items():
                 is_scalar = isinstance(tensor, torch.Tensor) and tensor.dim() == 0
                 assert is_scalar, f"{part} of {name} is no tensor of a single number: sum over the tokens that train."
+            wrong = [part for part, tensor in named.items() if tensor.dtype != torch.float32]
+            assert not wrong, f"{wrong} of {name} are {named[wrong[0]].dtype}: they must be float32."
             assert output.loss.requires_grad, (
                 f"{name} has no gradient: nothing would be learned. Keep logprobs and values attached."
             )

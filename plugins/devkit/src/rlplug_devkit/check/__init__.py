@@ -89,9 +89,10 @@ def check_command(arguments: list[str]) -> int:
 
 def _problems(subjects: Sequence[Subject]) -> list[Result]:
     from rlplug_devkit.check.results import Result
+    from rlplug_devkit.check.subjects import class_name
 
     return [
-        Result(f"Test{subject.name}", "can be made", "failed", 0.0, subject.problem)
+        Result(class_name(subject), "can be made", "failed", 0.0, subject.problem)
         for subject in subjects
         if subject.problem
     ]
@@ -101,7 +102,9 @@ def make_record(
     package: Package, subjects: Sequence[Subject], results: Sequence[Result], began: float
 ) -> dict[str, Any]:
     """Return what certification reads: what was checked, with which versions, and what held."""
-    kinds = {f"Test{subject.name.replace('-', '_')}": subject.kind for subject in subjects}
+    from rlplug_devkit.check.subjects import class_name
+
+    kinds = {class_name(subject): subject.kind for subject in subjects}
     is_held = bool(results) and all(result.held in ("held", "does not apply") for result in results)
     return {
         "format": FORMAT,

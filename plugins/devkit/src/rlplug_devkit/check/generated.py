@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplug_devkit.check.subjects import Subject
+from rlplug_devkit.check.subjects import Subject, class_name
 from rlplug_devkit.promises import KITS
 
 JOB = "RLPLUG_CHECK_JOB"
@@ -32,14 +32,14 @@ def make_test_class(subject: Subject) -> type:
         body["make_optimizations"] = lambda self: {subject.name: [subject.make()]}
     else:
         body[MAKERS[subject.kind]] = lambda self: subject.make()
-    return type(f"Test{subject.name.replace('-', '_')}", (KITS[subject.kind],), body)
+    return type(class_name(subject), (KITS[subject.kind],), body)
 
 
 def _subjects() -> Sequence[Subject]:
     file = os.environ.get(JOB)
-    subjects: Sequence[Subject] = pickle.loads(Path(file).read_bytes()) if file else ()
-    return subjects
+    found: Sequence[Subject] = pickle.loads(Path(file).read_bytes()) if file else ()
+    return found
 
 
 for each in _subjects():
-    globals()[f"Test{each.name.replace('-', '_')}"] = make_test_class(each)
+    globals()[class_name(each)] = make_test_class(each)

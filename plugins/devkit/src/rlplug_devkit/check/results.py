@@ -15,7 +15,8 @@ from rlplug_devkit.claims import DOES_NOT_APPLY
 
 RESULTS: Final = "RLPLUG_CHECK_RESULTS"
 """Environment variable with the file of lines."""
-Held: TypeAlias = Literal["held", "failed", "does not apply", "skipped"]
+Held: TypeAlias = Literal["held", "failed", "does not apply", "skipped", ""]
+"""``skipped`` by the author, and empty for a check that has begun."""
 WORST_FIRST: Final[Sequence[Held]] = ("failed", "skipped", "held", "does not apply")
 
 
@@ -48,7 +49,7 @@ class Recorder:
             held = "does not apply" if reason.startswith(DOES_NOT_APPLY) else "skipped"
         self._write(report.nodeid, held, report.duration, reason if report.skipped else _last_error(report))
 
-    def _write(self, nodeid: str, held: str, seconds: float, reason: str) -> None:
+    def _write(self, nodeid: str, held: Held, seconds: float, reason: str) -> None:
         names = nodeid.partition("[")[0].split("::")
         line = {"subject": names[-2] if len(names) > 1 else "", "check": names[-1]}
         with self._file.open("a") as file:
@@ -69,19 +70,16 @@ def _last_error(report: pytest.TestReport) -> str:
     return " ".join(marked or lines[-3:])[:2000]
 
 
-def read_results(lines: Iterable[str]) -> tuple[list[Result], str]:
+def read_results(lines: Iterable[str]) -> tuple[list[Result], Result | None]:
     """Return results of a file's lines, one a check, in their order, and the check that has begun and not ended."""
     found: dict[tuple[str, str], list[Result]] = {}
-    open_check = ""
+    begun: Result | None = None
     for line in lines:
-        read = json.loads(line)
-        result = Result(**read)
-        if not result.held:
-            open_check = result.check
-            continue
-        open_check = ""
-        found.setdefault((result.subject, result.check), []).append(result)
-    return [_together(results) for results in found.values()], open_check
+        result = Result(**json.loads(line))
+        begun = None if result.held else result
+        if result.held:
+            found.setdefault((result.subject, result.check), []).append(result)
+    return [_together(results) for results in found.values()], begun
 
 
 def _together(results: Sequence[Result]) -> Result:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from rlplug_devkit.check import generated
 from rlplug_devkit.check.results import RESULTS, Result, read_results
-from rlplug_devkit.check.subjects import Subject
+from rlplug_devkit.check.subjects import Subject, class_name
 
 OPTIONS: Final = ("-q", "-p", "no:cacheprovider", "-p", "rlplug_devkit.check.results", "-o", "addopts=")
 SLOW: Final = ("engine", "trainer", "optimization")
@@ -33,32 +34,40 @@ def run_kits(
         limit_s: Longest time for all in seconds; what has not ended then has failed.
     """
     ordered = sorted(subjects, key=lambda subject: subject.kind not in SLOW)
-    parts = [ordered[first::jobs] for first in range(jobs)]
-    started = [
-        _start(part, tests if number == 0 else (), folder / str(number))
-        for number, part in enumerate(parts)
-        if part or (tests and number == 0)
-    ]
     deadline = time.monotonic() + limit_s
+    parts = [(ordered[first::jobs], tests if first == 0 else ()) for first in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(_run_part, part, own, folder / str(number), deadline)
+            for number, (part, own) in enumerate(parts)
+            if part or own
+        ]
+        return [result for future in futures for result in future.result()]
+
+
+def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> list[Result]:
+    """Run subjects in a process, and those after one that ended it in another."""
     results: list[Result] = []
-    for process, own in started:
-        try:
-            status = process.wait(max(deadline - time.monotonic(), 0))
-            ending = "" if status in (0, 1) else f"the process of the checks ended with status {status}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            ending = f"not finished within {limit_s:.0f} s"
-        lines = (own / "results.jsonl").read_text().splitlines() if (own / "results.jsonl").exists() else []
-        found, open_check = read_results(lines)
+    for number in range(len(subjects) + 1):
+        own = folder / str(number)
+        ending = _run(subjects, tests, own, deadline)
+        file = own / "results.jsonl"
+        found, begun = read_results(file.read_text().splitlines() if file.exists() else [])
         results += found
-        if ending:
-            tail = (own / "output.txt").read_text(errors="replace")[-600:]
-            results.append(Result("", open_check or "start", "failed", 0.0, f"{ending}: {' '.join(tail.split())}"))
+        if not ending:
+            break
+        output = " ".join((own / "output.txt").read_text(errors="replace")[-600:].split())
+        subject, check = ("", "start") if begun is None else (begun.subject, begun.check)
+        results.append(Result(subject, check, "failed", 0.0, f"{ending}: {output}"))
+        reached = {result.subject for result in results}
+        subjects, tests = [each for each in subjects if class_name(each) not in reached], ()
+        if begun is None or not subjects:
+            break
     return results
 
 
-def _start(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+def _run(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> str:
+    """Run pytest over the generated tests of subjects; return how it ended, or nothing where it came to its end."""
     (folder / "working").mkdir(parents=True)
     job = folder / "job.pkl"
     job.write_bytes(pickle.dumps(tuple(subjects)))
@@ -69,9 +78,14 @@ def _start(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path) -> 
     }
     command = [sys.executable, "-m", "pytest", *OPTIONS, "--rootdir", str(folder), "-c", os.devnull]
     command += [f"--basetemp={folder / 'tmp'}", str(generated.__file__), *map(str, tests)]
-    output = (folder / "output.txt").open("wb")
-    with output:
+    with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command, cwd=folder / "working", env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT
         )
-    return process, folder
+    try:
+        status = process.wait(max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "the time of --limit is over"
+    return "" if status in (0, 1) else f"the process of the checks ended with status {status}"

@@ -52,6 +52,11 @@ class Subject:
         return getattr(importlib.import_module(module), name)(**self.init_args)
 
 
+def class_name(subject: Subject) -> str:
+    """Return the name of the test class that is made for a subject."""
+    return f"Test{subject.name.replace('-', '_')}"
+
+
 @dataclass(frozen=True)
 class Package:
     """An installed distribution, and its subjects."""

@@ -1,0 +1,184 @@
+"""``rlplug check`` on an installed package of which one class is right, one is wrong, and others cannot be checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlplug_devkit.check import check_command
+
+from rlplug.errors import ConfigError
+
+PLUGIN = """
+from rlplug.plugin_manager import hookimpl
+
+RLPLUG_API_VERSION = ">=3,<4"
+
+
+@hookimpl
+def rlplug_register_algorithms(registry):
+    registry.add("algorithms", "made_package.parts:Right")
+    registry.add("algorithms", "made_package.parts:Wrong")
+
+
+@hookimpl
+def rlplug_register_rewards(registry):
+    for name in ("AsksForMore", "Dies", "Scores"):
+        registry.add("rewards", f"made_package.parts:{name}")
+
+
+@hookimpl
+def rlplug_register_classes(registry):
+    registry.add("classes", "made_package.parts:Logger")
+"""
+PARTS = """
+import os
+
+import torch
+
+from rlplug.interfaces import Advantages, Algorithm, LossOutput, Reward
+
+
+class Right(Algorithm):
+    sign = 1
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def advantages(self, batch):
+        mean = batch.step.mean(batch.rewards, batch.reward_valid)
+        return Advantages(torch.where(batch.reward_valid, self.scale * (batch.rewards - mean), 0.0))
+
+    def loss(self, micro_batch, logprobs, entropy, denominators):
+        ratio = (logprobs - micro_batch.old_logprobs).clamp(max=10).exp()
+        return LossOutput(-self.sign * (ratio * micro_batch.advantages).sum() / max(denominators.num_tokens, 1))
+
+
+class Wrong(Right):
+    sign = -1
+
+
+class Scores(Reward):
+    def score(self, samples):
+        return [float(sample.completion.endswith("4")) for sample in samples]
+
+
+class AsksForMore(Scores):
+    def __init__(self, template):
+        super().__init__()
+
+
+class Dies(Scores):
+    def score(self, samples):
+        os._exit(3)
+
+
+class Logger:
+    pass
+"""
+SETTINGS = """
+Right: {init_args: {scale: 2.0}, settings: {zero_advantages: step}}
+Wrong: {init_args: {scale: 2.0}, settings: {zero_advantages: step}}
+"""
+
+
+@dataclass
+class Checked:
+    """What a run of the command left."""
+
+    status: int
+    printed: str
+    record: dict[str, Any]
+
+    def of(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return the results of a class, by the check's name."""
+        return {result["check"]: result for result in self.record["results"] if result["class"] == name}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder on ``sys.path`` with the package and its metadata, as pip leaves them."""
+    folder = tmp_path_factory.mktemp("installed")
+    files = {
+        "made_package/__init__.py": "",
+        "made_package/plugin.py": PLUGIN,
+        "made_package/parts.py": PARTS,
+        "made_package/conformance.yaml": SETTINGS,
+        "rlplug_made-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: rlplug-made\nVersion: 1.2\n",
+        "rlplug_made-1.2.dist-info/entry_points.txt": "[rlplug.plugins]\nmade = made_package.plugin\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def checked(package: Path) -> Checked:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(package)
+        printed: list[str] = []
+        patch.setattr("rlplug_devkit.check.say", lambda *parts, **_: printed.append("".join(map(str, parts))))
+        status = check_command(["rlplug-made", "--limit", "1800"])
+        return Checked(status, "\n".join(printed), json.loads((package / "rlplug-check.json").read_text()))
+
+
+pytestmark = [pytest.mark.kit, pytest.mark.timeout(1800)]
+
+
+def test_what_is_right_is_held_and_what_is_wrong_is_named(checked: Checked) -> None:
+    right, wrong = checked.of("Right"), checked.of("Wrong")
+    assert {result["held"] for result in right.values()} == {"held", "does not apply"}
+    assert len(right) > 40
+    assert wrong["test_better_completions_become_more_likely"]["held"] == "failed"
+    assert "the sign -A" in wrong["test_better_completions_become_more_likely"]["reason"]
+    assert checked.status == 1
+    assert checked.record["conclusion"] == "not held"
+
+
+def test_a_class_that_cannot_be_made_is_not_passed_over(checked: Checked) -> None:
+    (result,) = checked.of("AsksForMore").values()
+    assert result["held"] == "failed"
+    assert "its constructor needs template" in result["reason"]
+    assert checked.record["not_checked"] == ["Logger"]
+
+
+def test_a_class_that_ends_the_process_hides_no_other(checked: Checked) -> None:
+    """Would miss the classes of the same process that come after it."""
+    died = [result for result in checked.of("Dies").values() if result["held"] == "failed"]
+    assert "ended with status 3" in died[0]["reason"]
+    assert {result["held"] for result in checked.of("Scores").values()} == {"held", "does not apply"}
+
+
+def test_the_record_says_what_was_checked(checked: Checked) -> None:
+    record = checked.record
+    assert (record["format"], record["distribution"], record["version"]) == (1, "rlplug-made", "1.2")
+    assert {"python", "rlplug", "torch"} <= record["versions"].keys()
+    assert {result["kind"] for result in record["results"]} == {"algorithm", "reward"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rlplug-mode"], "no installed plugin has that name. Did you mean 'rlplug-made'?"),
+        (["made", "--only", "Left"], "--only Left is not in rlplug-made"),
+        (["made_package", "--tests", "none.py"], "--tests none.py is no file"),
+    ],
+)
+def test_a_wrong_argument_is_named(package: Path, arguments: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_command(arguments)
+    assert says in str(error.value)
+
+
+def test_settings_are_checked(package: Path, tmp_path: Path) -> None:
+    for text, says in (("Right: {scale: 2}", "must have, by the name of a class"), ("Left: {}", "does not register")):
+        (tmp_path / "settings.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            check_command(["made", "--settings", str(tmp_path / "settings.yaml")])
