@@ -51,6 +51,7 @@ class ProcessGuard:
         free_folders = ["/"] if only_kept else [*_free_folders(), *free]
         self._free = [os.path.realpath(folder) for folder in free_folders]
         self._working = [] if only_kept else [os.path.realpath(os.getcwd())]
+        self._files: set[str] = set()
         self.changes: dict[str, str] = {}
         """What was changed, by its name: the call, and how. The first change of each counts."""
         self.generators: set[str] = set()
