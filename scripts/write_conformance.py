@@ -54,9 +54,10 @@ def page() -> str:
             lines += sentences({**promised, **OF_EVERY_PLUGIN}, names)
         lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for promise in promises:
-            says = f"{promise.words}: {promise.detail}" if promise.detail else promise.words
+            detail = promise.detail.replace("``", "`").replace("|", r"\|")
+            says = f"{promise.words}: {detail}" if detail else promise.words
             claimed = (promise.applies_to or "all",) if has_claims else ()
-            lines.append(f"| {' | '.join((says.replace('|', chr(92) + '|'), *claimed, f'`{promise.check}`'))} |")
+            lines.append(f"| {' | '.join((says, *claimed, f'`{promise.check}`'))} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -252,10 +252,11 @@ class FreezesTheEmbeddings(Fine):
         parts.model.embed_tokens.weight.requires_grad_(False)
 
 
-class AddsABuffer(Fine):
-    def before_shard(self, model: nn.Module) -> None:
-        super().before_shard(model)
-        model.register_buffer("made_passes", torch.zeros(1, device="meta"))
+class LeavesEvaluationMode(Fine):
+    """A mode in which some blocks compute otherwise, and no checkpointing happens."""
+
+    def after_shard(self, model: nn.Module) -> None:
+        model.eval()
 
 
 class ChangesTheNorm(Fine):

@@ -36,7 +36,7 @@ CAUGHT_BY = {
     "ClaimsWithoutAnEdit": "test_an_effect_is_in_the_model",
     "ReportsItsRank": "test_each_rank_reports_the_same",
     "FreezesTheEmbeddings": "test_parameters_and_checkpoints_are_the_same",
-    "AddsABuffer": "test_parameters_and_checkpoints_are_the_same",
+    "LeavesEvaluationMode": "test_parameters_and_checkpoints_are_the_same",
     "SharesAStaleCache": "test_later_steps_change_the_weights_alike",
     "SharesTheLastModel": "test_two_models_do_not_share",
     "ChangesTheConfiguration": "test_an_export_is_the_same",

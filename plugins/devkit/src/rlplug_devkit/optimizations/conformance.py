@@ -184,6 +184,11 @@ class OptimizationConformance:
             "each other for ever."
         )
 
+    def test_a_sync_sends_the_same_weights(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        found, expected = (dict(bench.value(model, mesh, name, "sync")) for name in (variant, PLAIN))
+        advice = "Wrap forward methods rather than modules, so that names of parameters stay, and leave values alone."
+        assert_close(found, expected, 0.0, f"weights of {model} on {mesh} with {variant}", advice)
+
     def test_parameters_and_checkpoints_are_the_same(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
     ) -> None:
@@ -198,11 +203,6 @@ class OptimizationConformance:
                 f"{part} of {model} on {mesh} with {variant} differ: {_first_difference(found[part], plain[part])}. "
                 "Names, dtypes, shapes and what trains stay; override trains() for weights that do not train."
             )
-
-    def test_a_sync_sends_the_same_weights(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
-        found, expected = (dict(bench.value(model, mesh, name, "sync")) for name in (variant, PLAIN))
-        advice = "Wrap forward methods rather than modules, so that names of parameters stay, and leave values alone."
-        assert_close(found, expected, 0.0, f"weights of {model} on {mesh} with {variant}", advice)
 
     # ---- values and gradients --------------------------------------------------------------------------------------
 
