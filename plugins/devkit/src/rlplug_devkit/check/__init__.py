@@ -157,7 +157,7 @@ def _print(package: Package, results: Sequence[Result], is_verbose: bool) -> Non
         shown = [result for result in own if is_verbose or result.held != "does not apply"]
         rows = [(words_of(result.check), result.held, f"{result.seconds:.2f}") for result in shown]
         total = ("all", _counts(own), f"{sum(result.seconds for result in own):.2f}")
-        title = f"{subject.removeprefix('Test') or package.distribution} of {package.distribution} {package.version}"
+        title = f"{subject.removeprefix('Test')} of {package.distribution} {package.version}".removeprefix(" of ")
         show(make_table(("promise", "held", "seconds"), [*rows, total], title, num_totals=1))
         for result in own:
             if result.held in ("failed", "skipped"):

@@ -77,7 +77,9 @@ def _run(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadl
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [sys.executable, "-m", "pytest", *OPTIONS, "--rootdir", str(folder), "-c", os.devnull]
-    command += [f"--basetemp={folder / 'tmp'}", str(generated.__file__), *map(str, tests)]
+    collected = folder / "working" / "test_package.py"  # not beside the kits, whose folder may have a conftest.py above
+    collected.write_text(f"from {generated.__name__} import *\n")
+    command += [f"--basetemp={folder / 'tmp'}", str(collected), *map(str, tests)]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command, cwd=folder / "working", env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT
