@@ -100,7 +100,7 @@ UNUSUAL = ("Streamed", *unusual_algorithms.__all__)
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    return run_checks([CHECKS])
+    return run_checks([CHECKS], stops_at_first=True)
 
 
 @pytest.mark.parametrize("mistake", CAUGHT_BY)

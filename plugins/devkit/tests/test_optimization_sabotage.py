@@ -55,7 +55,7 @@ UNUSUAL = tuple(unusual_optimizations.__all__)
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    return run_checks([CHECKS])
+    return run_checks([CHECKS], stops_at_first=True)
 
 
 @pytest.mark.parametrize("mistake", CAUGHT_BY)

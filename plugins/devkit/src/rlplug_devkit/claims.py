@@ -118,7 +118,7 @@ class ConformanceReport:
         is_of_kit = pyfuncitem.function.__module__.startswith("rlplug_devkit.")
         if not (is_of_kit and isinstance(guard, ProcessGuard)):
             return (yield)
-        with guard.around(_words_of(pyfuncitem.originalname)):
+        with guard.around(words_of(pyfuncitem.originalname)):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -156,7 +156,7 @@ class ConformanceReport:
                 tally.reasons.setdefault(str(capability), []).append(f"{check}: {reason}")
         tally.outcomes.setdefault(str(capability), Counter())[outcome] += 1
         if outcome == "passed":
-            words = _words_of(check)
+            words = words_of(check)
             passed = tally.checks.setdefault(str(capability), [])
             passed += [] if words in passed else [words]
 
@@ -174,6 +174,6 @@ def _tests_of(nodeid: str) -> str:
     return nodeid.partition("[")[0].rpartition("::")[0]
 
 
-def _words_of(check: str) -> str:
+def words_of(check: str) -> str:
     """Return a check's name as words, without its parameters."""
     return check.partition("[")[0].removeprefix("test_").replace("_", " ")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug_devkit.algorithms.conformance import AlgorithmConformance
-from rlplug_devkit.claims import Claim
+from rlplug_devkit.claims import Claim, words_of
 from rlplug_devkit.engines.conformance import EngineConformance
 from rlplug_devkit.hooks.conformance import HooksConformance
 from rlplug_devkit.optimizations.conformance import OptimizationConformance
@@ -56,11 +56,6 @@ def promises_of(kit: type) -> tuple[Promise, ...]:
             if name.startswith("test_") and inspect.isfunction(value):
                 found[name] = _promise(name, value)
     return tuple(found.values())
-
-
-def words_of(check: str) -> str:
-    """Return a check's name as words."""
-    return check.removeprefix("test_").replace("_", " ")
 
 
 def _promise(name: str, check: Any) -> Promise:

@@ -148,7 +148,7 @@ def _gpus() -> list[str]:
 
 def _print(package: Package, results: Sequence[Result], is_verbose: bool) -> None:
     """Print a table for each class, and what failed in full below it."""
-    from rlplug_devkit.promises import words_of
+    from rlplug_devkit.claims import words_of
 
     of_subject: dict[str, list[Result]] = {}
     for result in results:

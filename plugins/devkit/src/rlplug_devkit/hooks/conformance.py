@@ -265,6 +265,20 @@ class HooksConformance(TaskChecks):
             "ones always, such as 0 where nothing was counted."
         )
 
+    def test_arguments_are_left_as_they_were(self) -> None:
+        batch = prepared(self._rows(), ONE_RANK)
+        kept = copy.deepcopy({**batch.per_sequence, **batch.per_token})
+        self._result(lambda: self._hooks().prepare(batch))
+        now = {**batch.per_sequence, **batch.per_token}
+        changed = [name for name in kept if kept[name].tobytes() != now[name].tobytes()]
+        assert not changed, f"rlplug_prepare_batch wrote into {changed} of the batch: edit a copy, batch.replace(...)."
+        micro_batch = batch.tokens
+        before = {name: tensor.clone() for name, tensor in micro_batch.tensors().items()}
+        logprobs = torch.full(micro_batch.token_ids.shape, -0.5)
+        self._result(lambda: self._hooks().compute_loss(micro_batch, logprobs, Denominators(96, 24)))
+        changed = [name for name, tensor in micro_batch.tensors().items() if not tensor.equal(before[name])]
+        assert not changed, f"rlplug_compute_loss wrote into {changed} of the micro-batch, which the next epoch reads."
+
     def test_micro_batches_add_up(self) -> None:
         step = prepared(self._rows())
         logprobs = -torch.arange(int(step.lengths.sum())) / 100
@@ -293,20 +307,6 @@ class HooksConformance(TaskChecks):
         )
 
     # ---- what is left behind ---------------------------------------------------------------------------------------
-
-    def test_arguments_are_left_as_they_were(self) -> None:
-        batch = prepared(self._rows(), ONE_RANK)
-        kept = copy.deepcopy({**batch.per_sequence, **batch.per_token})
-        self._result(lambda: self._hooks().prepare(batch))
-        now = {**batch.per_sequence, **batch.per_token}
-        changed = [name for name in kept if kept[name].tobytes() != now[name].tobytes()]
-        assert not changed, f"rlplug_prepare_batch wrote into {changed} of the batch: edit a copy, batch.replace(...)."
-        micro_batch = batch.tokens
-        before = {name: tensor.clone() for name, tensor in micro_batch.tensors().items()}
-        logprobs = torch.full(micro_batch.token_ids.shape, -0.5)
-        self._result(lambda: self._hooks().compute_loss(micro_batch, logprobs, Denominators(96, 24)))
-        changed = [name for name, tensor in micro_batch.tensors().items() if not tensor.equal(before[name])]
-        assert not changed, f"rlplug_compute_loss wrote into {changed} of the micro-batch, which the next epoch reads."
 
     def test_global_random_generators_are_left_alone(self) -> None:
         hooks = self._hooks()
