@@ -470,11 +470,11 @@ class LeavesOutTheLastToken(Fine):
 
 
 class FreezesItsCritic(Fine):
-    """All but one of its values are detached."""
+    """All values are detached but those of completions of a single token."""
 
     def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
-        is_first = micro_batch.sequence_index == 0
-        return super().value_loss(micro_batch, torch.where(is_first, values, values.detach()), denominators)
+        is_alone = micro_batch.num_tokens[micro_batch.sequence_index] == 1
+        return super().value_loss(micro_batch, torch.where(is_alone, values, values.detach()), denominators)
 
 
 class DetachesItsPenalty(NeedsAReferenceForNothing):
@@ -517,7 +517,7 @@ class StreamsWhatIsNormalised(Streamed):
 class StreamsByTwoCounts(Streamed):
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         output = super().loss(micro_batch, logprobs, entropy, denominators)
-        return replace(output, loss=output.loss + 0.1 * logprobs.sum() / max(denominators.num_sequences, 1))
+        return replace(output, loss=output.loss + 0.07 * logprobs.sum() / max(denominators.num_sequences, 1))
 
 
 class AssertsInSetup(Fine):

@@ -24,6 +24,7 @@ __all__ = [
     "MadeOfClosures",
     "OwnBackward",
     "PenalisesInRewards",
+    "PenalisesInTheLoss",
     "PlainNumbers",
     "WithoutAnnotations",
 ]
@@ -189,3 +190,18 @@ class PenalisesInRewards(FrozenWithSlots):
         rewards = batch.rewards - 0.05 * distance
         mean = batch.step.mean(rewards, batch.reward_valid)
         return Advantages(torch.where(batch.reward_valid, rewards - mean, 0.0))
+
+
+class PenalisesInTheLoss(FrozenWithSlots):
+    """The third estimator of the distance from the reference policy (Schulman, 2020)."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(reference_policy=True)
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        assert micro_batch.ref_logprobs is not None
+        output = FrozenWithSlots.loss(self, micro_batch, logprobs, entropy, denominators)
+        distance = (micro_batch.ref_logprobs - logprobs).clamp(-10, 10)
+        penalty = (distance.exp() - distance - 1).sum() / max(denominators.num_tokens, 1)
+        return LossOutput(output.loss + 0.1 * penalty, {"made/distance": penalty.detach()})

@@ -48,7 +48,7 @@ class ProcessGuard:
 
     def __init__(self, kept: Sequence[Path] = (), free: Sequence[Path] = (), only_kept: bool = False) -> None:
         self._kept = [os.path.realpath(folder) for folder in kept]
-        free_folders = ["/"] if only_kept else [*_free_folders(), *free]
+        free_folders = ["/"] if only_kept else [*_free_folders(), *map(str, free)]
         self._free = [os.path.realpath(folder) for folder in free_folders]
         self._working = [] if only_kept else [os.path.realpath(os.getcwd())]
         self._files: set[str] = set()

@@ -188,7 +188,7 @@ class RepeatChecks(AlgorithmChecks):
             assert not tensor.requires_grad, f"per_token[{name!r}] has a gradient: detach() it, or it keeps memory."
         backwards = step.all_rows[::-1]
         for name, tensor in _per_token(step, backwards).items():
-            expected = list(whole[name].split(counts.tolist()))
+            expected = torch.split(whole[name], counts.tolist())
             assert is_close(tensor.float(), joined([expected[row] for row in backwards]), self.tolerance), (
                 f"per_token[{name!r}] is another when the rows come in another order: it must be in that of tokens."
             )
