@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -17,9 +17,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from rlplug.cli.compile_cache import use_compile_cache
-from rlplug.cli.configuration.config_files import check_config_files, last_class
+from rlplug.cli.configuration.config_files import check_config_files
 from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
 from rlplug.cli.configuration.option_checks import check_options, seed_all
+from rlplug.cli.configuration.replaced_classes import KEY_DEFAULTS
 from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.cli.parser import RLArgumentParser
@@ -47,12 +48,8 @@ _COMMANDS: Final = {
 class RLCLI(LightningCLI):
     """LightningCLI with the keys ``model``, ``data``, ``run``, ``checkpoint`` and ``profile``."""
 
-    optimizer: ClassVar[str | None] = None
-    """Class of the run's optimizer, where it names one: jsonargparse would give another the default one's options."""
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        if (named := RLCLI.optimizer) is not None and named.rpartition(".")[2] != "AdamW":
-            parser.set_defaults({"model.optimizer": {"class_path": named}})
+        KEY_DEFAULTS[:] = [parser.get_default("model.optimizer")]
         parser.add_lightning_class_args(RunFolder, "run")
         parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
         parser.add_lightning_class_args(StepProfiler, "profile")
@@ -215,7 +212,6 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
 
         arguments = with_resume(arguments)
     contents = check_config_files(arguments)
-    RLCLI.optimizer = last_class("model.optimizer", arguments, contents)
     sys.argv[1:] = with_defaults(arguments, contents)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from jsonargparse import get_loader, set_loader
 from rlplug.cli.configuration.early_checks import require_file
 from rlplug.cli.configuration.environment_values import is_of_variable, resolve_variables
 from rlplug.cli.configuration.short_forms import write_out
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 from rlplug.plugin_manager import plugins
 
 MAX_BYTES: Final = 1 << 20
@@ -27,6 +27,8 @@ MAX_DEPTH: Final = 50
 MAX_DIGITS: Final = 100
 """Most digits of a whole number; beyond about 300 it is no float, beyond 4,300 Python reads none."""
 
+_OF_CLASS: Final = ("class_path", "init_args", "dict_kwargs")
+"""Keys of a block that names a class."""
 _LINE_BREAK: Final = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line of YAML."""
 _jsonargparse_load: Final = get_loader("yaml")
@@ -100,20 +102,6 @@ def check_config_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def last_class(key: str, arguments: Sequence[str], contents: Iterable[Any]) -> str | None:
-    """Return the class that a run names last for ``key``, in its files or on the command line, or ``None``."""
-    section, _, name = key.partition(".")
-    blocks = [content[section] for content in contents if isinstance(content.get(section), dict)]
-    named = [block.get(name) for block in blocks]
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if found := re.fullmatch(rf"--{key}(?:\.class_path)?(?:=(.*))?", argument, re.DOTALL):
-            text = value if found[1] is None else found[1]
-            with suppress(ConfigError, yaml.YAMLError, ValueError, TypeError):  # the parser says what is wrong with it
-                named.append(load_yaml(text) if text.startswith("{") else text)
-    classes = [value.get("class_path") if isinstance(value, dict) else value for value in named]
-    return next((each for each in reversed(classes) if isinstance(each, str)), None)
-
-
 def load_yaml(text: str, path: str | Path | None = None) -> Any:
     """Read YAML as jsonargparse does, and refuse what it would take in silence or never finish.
 
@@ -123,7 +111,7 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
             gives it by this name.
 
     Raises:
-        ConfigError: A ``${NAME}`` cannot be resolved.
+        ConfigError: A ``${NAME}`` cannot be resolved, or a key beside ``class_path`` is misspelt.
         yaml.YAMLError: The text is no YAML, writes a key twice, nests deeper than ``MAX_DEPTH``, or has more than
             ``MAX_NODES`` values once its aliases are written out.
     """
@@ -152,8 +140,17 @@ def _texts(loaded: Any) -> Iterator[str]:
     if isinstance(loaded, str):
         yield loaded
     elif isinstance(loaded, dict | list):
+        if isinstance(loaded, dict) and len(loaded) <= len(_OF_CLASS):
+            _check_class(loaded)
         for value in loaded.values() if isinstance(loaded, dict) else loaded:
             yield from _texts(value)
+
+
+def _check_class(block: dict[str, Any]) -> None:
+    """Refuse a misspelt key of a block that names a class, where all are such keys."""
+    near = {str(key): "".join(difflib.get_close_matches(str(key), _OF_CLASS, 1, 0.8)) for key in block}
+    if all(near.values()) and (wrong := [key for key, meant in near.items() if meant != key]):
+        raise ConfigError(f"there is no key {wrong[0]!r} beside {shorten(block)}: write {near[wrong[0]]}.")
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> str:

@@ -126,3 +126,31 @@ def test_an_optimizer_has_no_options_of_the_default_one(tmp_path: Path) -> None:
     cli = read_command(ConfiguredCLI, [*FIT, "--model.optimizer.lr=0.5"])
     assert cli.config.fit.model.optimizer.init_args.fused is True
     assert refused("--model.optimizer={class_path: [").startswith("model.optimizer: ")
+
+
+def test_a_class_has_no_defaults_of_the_one_that_it_replaces(tmp_path: Path) -> None:
+    """Alone catches a GRPO that clips at DAPO's default of 0.28, and loses what a file wrote for both."""
+    file = tmp_path / "dapo.yaml"
+    file.write_text(
+        "model: {algorithm: {class_path: DAPO, init_args: {clip_low: 0.07}}}\n"
+        "trainer: {logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: logs}}}"
+    )
+    other = ["--model.algorithm", "GRPO", "--trainer.logger", "lightning.pytorch.loggers.TensorBoardLogger"]
+    cli: Any = read_command(ConfiguredCLI, [*FIT, "-c", str(file), *other])
+    algorithm, logger = cli.config.fit.model.algorithm.init_args, cli.config.fit.trainer.logger.init_args
+
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.07, 0.2)
+    assert (logger.save_dir, logger.name) == ("logs", "lightning_logs")
+
+
+def test_a_list_has_nothing_of_the_one_that_it_replaces(tmp_path: Path) -> None:
+    """Alone catches a reward with the weight of the one whose position it takes, of its own class or another."""
+    first = "{class_path: FunctionReward, init_args: {function: tests.integration.parts.raises, weight: 0.3}}"
+    file = tmp_path / "rewards.yaml"
+    file.write_text(f"model: {{rewards: [{first}]}}")
+    line = [*FIT, "-c", str(file)]
+    for reward in ("MathVerify", "tests.integration.parts.hangs"):
+        cli: Any = read_command(ConfiguredCLI, [*line, "--reward", reward])
+        assert cli.config.fit.model.rewards[0].init_args.weight == 1.0
+    cli = read_command(ConfiguredCLI, [*line, "--model.rewards+", "MathVerify"])
+    assert [each.init_args.weight for each in cli.config.fit.model.rewards] == [0.3, 1.0]
