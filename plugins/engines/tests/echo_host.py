@@ -20,6 +20,7 @@ class EchoHost(EngineHost):
         super().__init__(asyncio.new_event_loop())
         self._child = child
         self._aborted: set[str] = set()
+        self._has_loads = False
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
         if sampling.get("dies"):
@@ -35,6 +36,9 @@ class EchoHost(EngineHost):
         self._aborted.add(request_id)
 
     async def loads(self) -> list[tuple[int, int, float]]:
+        if not self._has_loads:
+            self._has_loads = True
+            raise OSError("the scheduler's memory is not there yet")
         return [(len(self._running), 0, 0.25)]
 
     def shutdown(self) -> None:

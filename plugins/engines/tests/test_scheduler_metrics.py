@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from rlplug_engines.colocated import EngineStats
 from rlplug_engines.servers import SchedulerState
 from rlplug_engines.servers.scheduler_metrics import SchedulerMetrics
@@ -32,6 +33,33 @@ def test_a_server_that_started_again_counts_from_zero():
         asyncio.run(metrics.sample())
     found = stats.drain()
     assert (found["preemptions"], found["prefix_cache_hits"]) == (3, 70 / 200)
+
+
+def test_a_look_that_fails_is_not_the_last(monkeypatch):
+    """Alone catches metrics that stop for the rest of a run after one answer that no client reads."""
+    monkeypatch.setattr("rlplug_engines.servers.scheduler_metrics.SAMPLE_S", 0.01)
+
+    class FailsOnce:
+        url = "http://n1:8000"
+        num_asked = 0
+
+        async def get(self, route):
+            self.num_asked += 1
+            if self.num_asked == 2:
+                raise UnicodeDecodeError("utf-8", b"", 0, 1, "a torn answer")
+            return {"prompt_tokens": 100 * self.num_asked}
+
+    async def look() -> None:
+        task = asyncio.create_task(metrics.run())
+        while not task.done() and server.num_asked < 4:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    server, stats = FailsOnce(), EngineStats(max_num_seqs=8, kv_cache_tokens=1000)
+    metrics = SchedulerMetrics(Backend(), [server], stats, lambda: True)
+    with pytest.warns(UserWarning, match="a torn answer"):
+        asyncio.run(look())
+    assert stats.prompt_tokens >= 200
 
 
 def test_looks_that_overlap_count_nothing_twice():

@@ -105,7 +105,12 @@ class EngineHost(ABC):
         """Report the schedulers' load while there are requests."""
         while True:
             if self._running:
-                for load in await self.loads():
+                try:
+                    loads = await self.loads()
+                except Exception:  # noqa: BLE001 - tokens come all the same, and the next look may succeed
+                    loads = []
+                    traceback.print_exc()  # into the engine's log
+                for load in loads:
                     self._outgoing.put(("load", *load))
             await asyncio.sleep(LOAD_INTERVAL_S)
 

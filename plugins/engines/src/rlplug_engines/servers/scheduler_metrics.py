@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rlplug.errors import RunError
+from rlplug.errors import RunError, describe
 from rlplug.interfaces import EngineFault
 from rlplug_engines.colocated.stats import EngineStats
 from rlplug_engines.servers.backend import SchedulerState, ServerBackend
@@ -42,7 +42,10 @@ class SchedulerMetrics:
         while True:
             await asyncio.sleep(SAMPLE_S)
             if self._is_busy():
-                await self.sample()
+                try:
+                    await self.sample()
+                except Exception as problem:  # noqa: BLE001 - tokens come all the same, and the next look may succeed
+                    warnings.warn(f"The servers' metrics cannot be read: {describe(problem)}", stacklevel=2)
 
     async def sample(self) -> None:
         """Note the state of all servers; one that does not answer is left to the requests, which fail.
