@@ -56,16 +56,18 @@ class RankLauncher(_SubprocessScriptLauncher):
             os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
             del os.environ[LAUNCHER_VARIABLE]
-            watch = threading.Thread(target=self._watch, name="rlplug-ranks", daemon=True)
+            watch = threading.Thread(target=self._watch, args=(trainer,), name="rlplug-ranks", daemon=True)
             watch.start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
 
-    def _watch(self) -> None:
+    def _watch(self, trainer: Any) -> None:
         while True:
             time.sleep(WATCH_S)
+            may_end = self.is_ending or trainer is None or trainer.should_stop or not trainer.training
             for rank, process in enumerate(self.procs, start=1):
-                if (status := process.poll()) and not self.is_ending:
+                status = process.poll()
+                if (status and not self.is_ending) or (status == 0 and not may_end):
                     from rlplug.distributed.child_process import ending
 
                     end_this_rank(f"rank {rank} {ending(status)}", self.procs)

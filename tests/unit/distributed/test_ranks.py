@@ -45,3 +45,24 @@ def test_a_notebook_has_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RankLauncher(LightningEnvironment(), 1, 1).launch(lambda: "trained") == "trained"
     with pytest.raises(ConfigError, match=r"devices is 2, and a notebook trains on one"):
         RankLauncher(LightningEnvironment(), 2, 1).launch(lambda: None)
+
+
+ENDS = """
+import subprocess, sys, threading, time, types
+from rlplug.distributed import ranks
+ranks.GRACE_S, ranks.WATCH_S = 0.1, 0.1
+launcher = ranks.RankLauncher.__new__(ranks.RankLauncher)
+launcher.procs = [subprocess.Popen([sys.executable, "-S", "-c", ""])]
+launcher.procs[0].wait()
+trainer = types.SimpleNamespace(training=True, should_stop=sys.argv[1] == "last step")
+threading.Thread(target=launcher._watch, args=(trainer,), daemon=True).start()
+time.sleep(2)
+"""
+
+
+@pytest.mark.parametrize("when", ["in a step", "last step"])
+def test_a_rank_that_ends_with_status_0_in_a_step_ends_the_others(when: str) -> None:
+    """Alone catches ranks that wait 30 minutes in a collective for one that a ``sys.exit(0)`` of a reward has ended."""
+    done = run_forked([sys.executable, "-c", ENDS, when], timeout=120)
+    assert done.returncode == (1 if when == "in a step" else 0)
+    assert ("rank 1 ended with status 0, and the others end with it." in done.stderr) == (when == "in a step")
