@@ -92,13 +92,14 @@ model:
 ```
 
 On the command line, `--model.algorithm GRPO --model.algorithm.clip_high 0.28` is the same. A later list replaces an
-earlier one; a `+` behind the key appends. `--print_config` prints the whole configuration and stops:
+earlier one; a `+` behind the key appends. A later class keeps what an earlier one was given, not its defaults.
+`--print_config` prints all and stops:
 
 ```bash
 rlplug fit -c configs/quickstart.yaml --print_config --model.rewards+='{class_path: ExactMatch}'
 ```
 
-A key that does not exist is an error that names the nearest one:
+An unknown key is an error with the nearest:
 
 ```bash
 rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
@@ -108,8 +109,8 @@ rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
 rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All keys: rlplug fit --help=all
 ```
 
-Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same
-on 1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
+Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: the same on 1 GPU
+and 64. Sizes that only change speed and memory end in `_per_gpu`.
 
 ### Environment variables
 
@@ -123,7 +124,7 @@ data:
   max_prompt_tokens: ${MAX_PROMPT_TOKENS:-512}
 ```
 
-A variable that is not set is an error. The value gets the type of its option, and is never read as a list, a block or
+An unset variable is an error. The value gets the type of its option, and is never read as a list, a block or
 another reference. Keys are not replaced.
 
 `config.yaml`, checkpoints and loggers keep the reference where the option is a text, so `${WANDB_KEY}` is not written
