@@ -20,6 +20,7 @@ from rlplug.plugin_names import BLOCK_VARIABLE, LOCAL_VARIABLE, blocked_names, l
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
+_IMPORT_ENDS: Final = "ends the process while it is imported: remove that, or put it below if __name__ == '__main__'."
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
   rlplug fit --policy P --train FILE --reward R  train a model on prompts of yours
@@ -62,6 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 print(f"rlplug: {_visible(str(error))}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
             return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+        except SystemExit as error:
+            codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if isinstance(error, SignalExit) or not (imported := [c for c in codes if c.co_name == "<module>"]):
+                raise
+            print(f"rlplug: {_visible(imported[-1].co_filename)} {_IMPORT_ENDS}", file=sys.stderr)
+            return EXIT_USAGE
         except BrokenPipeError:
             _leave_pipe()
             return EXIT_ERROR

@@ -143,6 +143,8 @@ class PromptEncoder:
         Raises:
             ConfigError: The message begins with the key.
         """
+        if prompts and not any(prompt.text.strip() for prompt in prompts):
+            raise ConfigError(f"{key}: all {len(prompts):,} prompts are blank: set prompt_key to the field of texts.")
         for reward in self._rules.rewards:
             try:
                 reward.check_prompts(prompts)

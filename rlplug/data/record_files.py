@@ -16,11 +16,7 @@ Records = Iterator[tuple[int, Mapping[str, Any]]]
 
 
 def read_records(path: Path) -> Records:
-    """Yield the records of a file, by its ending in any case.
-
-    Raises:
-        ConfigError: The ending is unknown, or the file cannot be read; the message has its name and the row.
-    """
+    """Yield the records of a file, by its ending in any case; a ``ConfigError`` has its name and the row."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(
@@ -29,7 +25,12 @@ def read_records(path: Path) -> Records:
         )
     if not path.is_file():
         raise ConfigError(f"data source path {str(path)!r} is not a file: give the path of a file that exists.")
-    return reader(path)
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise ConfigError(
+            f"data source path {str(path)!r} cannot be read: {error.strerror}. Look at its disk."
+        ) from error
 
 
 def _read_jsonl(path: Path) -> Records:
@@ -92,8 +93,7 @@ def _read_parquet(path: Path) -> Records:
     parquet = optional_import("pyarrow.parquet", "pyarrow", f"data source path {str(path)!r}")
     try:
         file = parquet.ParquetFile(path)
-    # pyarrow's ArrowInvalid is a ValueError
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise ConfigError(f"data source path {str(path)!r} is not a valid parquet file: {error}") from error
     with file:
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())

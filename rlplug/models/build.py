@@ -111,10 +111,6 @@ def edit_and_shard(
 
     Args:
         network: Which of a run's models it is.
-        model: The model.
-        config: Its configuration.
-        optimizations: Those of the run.
-        strategy: The strategy that shards.
         trainer: The trainer, which has built ``model``, or the ``trunk`` in it.
         trunk: Trunk of a critic.
     """

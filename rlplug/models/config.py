@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.models.hf_files import check_folder, pretrained, read, read_config, read_generation_config
+from rlplug.models.hf_files import pretrained, read, read_config, read_generation_config
 
 MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
 
@@ -41,15 +41,14 @@ def load_tokenizer(
     """Load the tokenizer. Without a padding token it pads with the end token, which masks always hide.
 
     Args:
-        config: Configuration of the model.
-        key: Key of the model in the run's configuration, for messages.
+        config: Configuration of the model, at ``key``.
         make: Makes the tokenizer, called with ``path``; a run passes the hook ``rlplug_make_tokenizer``.
 
     Raises:
         ConfigError: There is no such model, or it has no tokenizer.
     """
-    check_folder(config.path, key)
     _require_model_folder(config.path, key)
+    read_config(config.path, key)  # first: transformers reads it for the tokenizer too, whose fault it would seem
     tokenizer: PreTrainedTokenizerBase = read(config.path, key, "tokenizer", make, path=config.path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,9 +1,13 @@
-"""Files of a Hugging Face folder or Hub repository, with errors that name the one that is missing."""
+"""Files of a Hugging Face folder or Hub repository, with errors that name the one that is missing.
+
+``path`` is the folder or name, and ``key`` the model's key in the run's configuration, for messages.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,8 @@ from transformers import AutoConfig, GenerationConfig
 
 from rlplug.errors import ConfigError, describe
 
+_COUNTS: Final = re.compile("num_hidden_layers|(hidden|intermediate|vocab)_size|head_dim|max_position_embeddings")
+MOST_LAYERS: Final = 10_000
 HUB_S: Final = 4.0
 """Longest wait for the Hugging Face Hub, in seconds; looking up its address may take as long again."""
 
@@ -62,29 +68,36 @@ def pretrained(make: Callable[..., Any], source: Any, /, **options: Any) -> Any:
 
 
 def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-    """Call ``function``; raise a ConfigError for what transformers raises about unusable files or options."""
+    """Call ``function``; raise a ConfigError for whatever it raises: transformers takes files' values unchecked."""
     try:
         return function(*args, **options)
     except Exception as error:  # files of wrong types raise anything
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
         if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
             text = f"its code knows no attention {error}"
-        reason = " ".join(line.strip() for line in text.strip().splitlines()[:2])
+        reason = " ".join(line.strip() for line in text.strip().splitlines()[:2]).rstrip(".")
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error
         place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
-        raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}") from error
+        raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}. Correct it.") from error
 
 
 def read_config(path: str, key: str) -> Any:
     """Read ``config.json`` as transformers' configuration of that model."""
     check_folder(path, key)
-    return read(path, key, "configuration", pretrained, AutoConfig.from_pretrained, path)
+    config = read(path, key, "configuration", pretrained, AutoConfig.from_pretrained, path)
+    for name, value in vars(config.get_text_config()).items():
+        most = MOST_LAYERS if name == "num_hidden_layers" else value
+        if _COUNTS.fullmatch(name) and isinstance(value, int) and not 1 <= value <= most:
+            raise ConfigError(f"{key}.path {path!r}: config.json has {name} {value}, which makes no model: correct it.")
+    return config
 
 
 def read_generation_config(path: str) -> GenerationConfig | None:
     """Read ``generation_config.json``, which is optional."""
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:
+    except Exception as error:
+        if not isinstance(error, OSError) or (Path(path) / "generation_config.json").exists():
+            raise ConfigError(f"{path}/generation_config.json: correct or remove it: {describe(error)}") from error
         return None

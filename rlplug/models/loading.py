@@ -53,7 +53,7 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
         )
     for owner in (model_config, model_config.get_text_config()):
         for option, value in vars(owner).items():
-            if isinstance(value, float) and any(word in option for word in NOISE):
+            if type(value) in (int, float) and any(word in option for word in NOISE):
                 setattr(owner, option, 0.0)
     if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if config.attn_implementation not in IMPLEMENTATIONS:
@@ -91,7 +91,6 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     Args:
         model: A model of :func:`empty_model` or a submodule of one, sharded or not, with memory.
         config: Configuration of the model, which says where weights come from.
-        key: Key of the model in the run's configuration, for messages.
         prefix: Prefix of the names in the whole model before those in ``model``, such as ``model.``.
 
     Returns:
@@ -135,8 +134,7 @@ def stored_weights(
     are drawn whole, one transformer block at a time.
 
     Args:
-        config: Configuration of the model, which says where weights come from.
-        key: Key of the model in the run's configuration, for messages.
+        config: Configuration of the model, at ``key``, which says where weights come from.
         shapes: Shapes of the weights to yield, by name.
         device: Device on which random weights are drawn; those of files are on the CPU, in the file's dtype.
 

@@ -50,19 +50,23 @@ def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = la
     text, name = model.config.get_text_config(), type(model).__name__
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        edit(model)
-        _give_values(model)
-        first, other, second = (torch.randint(2, text.vocab_size, (LENGTH + more,)) for more in (0, 0, 1))
         try:
+            edit(model)
+            _give_values(model)
+            first, other, second = (torch.randint(2, text.vocab_size, (LENGTH + more,)) for more in (0, 0, 1))
             logits, again = _logits(model, first, second), _logits(model, first, second)
             beside, engine = _logits(model, other, second), _logits(model.eval(), first, second)
             model.set_attn_implementation("eager")
             alone = model(input_ids=second[None], use_cache=False).logits[0]
+        except ConfigError as error:
+            raise ConfigError(f"{key}.path: {error}") from error
         except Exception as error:
             frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
             layer = type([each for each in [model, *frames] if isinstance(each, nn.Module)][-1]).__name__
             problem = f"a pass of {name} over a packed row raised {describe(error)} in its layer {layer}"
             raise ConfigError(f"{key}.path: {problem}. {REMEDY}") from error
+    if not torch.isfinite(logits).all():
+        raise ConfigError(f"{key}.path: {name} computes logits that are not finite: correct its config.json.")
     for one, two, problem in (
         (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
         (logits[LENGTH:], beside[LENGTH:], LEAKS),
@@ -130,7 +134,9 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
             setattr(text, option, WINDOW)
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
-        model = read(path, key, "model", pretrained, make, config, dtype=torch.float32, attn_implementation=attention.NAME)
+        model = read(
+            path, key, "model", pretrained, make, config, dtype=torch.float32, attn_implementation=attention.NAME
+        )
     blocks = transformer_blocks(model)
     kinds = [_kind(block, index, text) for index, block in enumerate(blocks)]
     for module in model.modules():

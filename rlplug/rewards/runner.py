@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import ConfigError, RunError, shorten
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.checks.process_state import watched
@@ -21,6 +22,8 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
 from rlplug.timeouts import CallBatch, TimeoutExecutor
 from rlplug.types import ENVIRONMENT, TRAJECTORY, RewardError, Sample
+
+_NAME: Final = re.compile(r"\w[\w.-]{0,99}")
 
 
 class RewardRunner:
@@ -213,6 +216,11 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
             f"model.rewards has {count} rewards named {name!r}: give each its own init_args.name, its key in metrics."
         )
     for reward in rewards:
+        if not _NAME.fullmatch(reward.name):
+            raise ConfigError(
+                f"model.rewards has a reward named {shorten(reward.name)}, and names are keys of metrics and parts of "
+                "pages: give it an init_args.name of letters, digits, _, - and ., at most 100."
+            )
         own = (ENVIRONMENT,) if has_environment and reward.of_environment else ()
         if reward.name not in own and (own or reward.name in (*SUMMARY_NAMES, ENVIRONMENT, TRAJECTORY)):
             raise ConfigError(

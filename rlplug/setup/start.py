@@ -62,11 +62,7 @@ def make_rewards(config: RunConfig) -> RewardRunner:
 
 
 class RunModule(LightningModule):
-    """A configured run.
-
-    Args:
-        config: Options of the run.
-    """
+    """A configured run."""
 
     parts: RunParts
     """What the run is made from, once :meth:`setup` has run."""

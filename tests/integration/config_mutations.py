@@ -24,12 +24,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S: Final = 20.0
+LIMIT_S: Final = 60.0
 """Seconds after which a command line counts as hanging."""
 LOADS: Final = 77
 """Exit code of a command line that would load a model now, so was accepted."""
@@ -79,12 +79,36 @@ class Case:
     def name(self) -> str:
         return f"{self.base or 'quickstart'}: {self.key or '(file)'}: {self.change}"
 
+    def arguments(self) -> list[str]:
+        """Write the file into the current folder, and return the command line."""
+        return ["fit", "-c", _write(self)]
+
+    def is_named(self, message: str) -> bool:
+        """Return whether a message names the key, or the file where the file is wrong."""
+        parts = self.key.split(".")
+        last = parts[-1] + ("z" if self.change == "unknown key" else "")
+        if "config.yaml: line " in message or "there is no key 'x.num_steps'" in message:
+            return True
+        named = ("config.yaml", "/dev/zero") if not self.key else (last, *parts[-2:-1] * (parts[-2:-1] != ["model"]))
+        return any(name.lower() in message.lower() for name in named)
+
+
+class WrongRun(Protocol):
+    """What :func:`run` runs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def arguments(self) -> list[str]: ...
+
+    def is_named(self, message: str) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Ending:
     """How a command line ended."""
 
-    case: Case
+    case: WrongRun
     kind: str
     """``message``, ``traceback``, ``accepted``, ``no key`` or ``hang``."""
     output: str
@@ -206,13 +230,13 @@ def _duplicate(config: dict[str, Any], path: tuple[str, ...]) -> bytes:
     return re.sub(r"(?m)^(\s*)TWICE:", rf"\g<1>{path[-1]}:", twice).encode()
 
 
-def run(case: Case) -> Ending:
-    """Run ``rlplug fit`` on a configuration in a fork of this process, which has the imports."""
+def run(case: WrongRun, until: str = "build_models") -> Ending:
+    """Run ``rlplug fit`` in a fork of this process, which has the imports, until it would call ``until``."""
     reader, writer = os.pipe()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         pid = os.fork()
         if pid == 0:
-            _child(case, Path(folder), writer)
+            _child(case, Path(folder), writer, until)
         os.close(writer)
         output, in_time = _read(reader)
         os.close(reader)
@@ -232,7 +256,7 @@ def _read(reader: int) -> tuple[str, bool]:
     return b"".join(parts).decode(errors="replace"), False
 
 
-def _child(case: Case, folder: Path, writer: int) -> None:
+def _child(case: WrongRun, folder: Path, writer: int, until: str) -> None:
     """Run the command line, and end this process."""
     code = 70
     try:
@@ -244,12 +268,13 @@ def _child(case: Case, folder: Path, writer: int) -> None:
             os.symlink(ROOT / name, name)
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
         sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
-        file = _write(case)
+        sys.path.insert(0, str(folder))
         import rlplug.setup.start
         from rlplug.cli.main import main
 
-        rlplug.setup.start.build_models = lambda *_, **__: os._exit(LOADS)
-        code = main(["fit", "-c", file])
+        owner = rlplug.setup.start if until == "build_models" else rlplug.setup.start.RunModule
+        setattr(owner, until, lambda *_, **__: os._exit(LOADS))
+        code = main(case.arguments())
     except SystemExit as ending:
         code = 71 if ending.code else 72
     except BaseException:  # noqa: BLE001 - any of them is what the case found
@@ -274,8 +299,8 @@ def _write(case: Case) -> str:
     return str(path)
 
 
-def kind_of(case: Case, code: int, output: str) -> str:
-    """Classify an ending; a message names the key, or the file where the file is wrong."""
+def kind_of(case: WrongRun, code: int, output: str) -> str:
+    """Classify an ending: one message, that names what is wrong, or something else."""
     if code == LOADS or code == 0:
         return "accepted"
     if "Traceback" in output or code not in (1, 2) or output.count("rlplug: ") != 1:
@@ -283,12 +308,7 @@ def kind_of(case: Case, code: int, output: str) -> str:
     message = output[output.index("rlplug: ") :]
     if len(message) > 1500 or message.count("\n") > 6:
         return "long message"
-    parts = case.key.split(".")
-    last = parts[-1] + ("z" if case.change == "unknown key" else "")
-    if "config.yaml: line " in message or "there is no key 'x.num_steps'" in message:
-        return "message"
-    named = ("config.yaml", "/dev/zero") if not case.key else (last, *parts[-2:-1] * (parts[-2:-1] != ["model"]))
-    return "message" if any(name.lower() in message.lower() for name in named) else "no key"
+    return "message" if case.is_named(message) else "no key"
 
 
 def import_all() -> None:
@@ -301,7 +321,8 @@ def import_all() -> None:
     fork_server.import_all()
 
 
-def main() -> None:
+def main(generate: Callable[[tuple[str, ...]], Iterator[WrongRun]] = cases, until: str = "build_models") -> None:
+    """Run the generated cases that the options choose, and print how each ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bases", nargs="*", default=BASES, help="names in configs/algo; empty for the quickstart")
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
@@ -314,12 +335,12 @@ def main() -> None:
     part, num_parts = options.part
     chosen = [
         case
-        for number, case in enumerate(cases(tuple(options.bases)))
+        for number, case in enumerate(generate(tuple(options.bases)))
         if draw.random() < options.share and re.search(options.match, case.name) and number % num_parts == part
     ]
     counts: collections.Counter[str] = collections.Counter()
     for case in chosen:
-        ending = run(case)
+        ending = run(case, until)
         counts[ending.kind] += 1
         print(json.dumps({"kind": ending.kind, "case": case.name, "output": ending.output[-3000:]}), flush=True)
     print(json.dumps(counts), file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -61,8 +62,12 @@ def check_config_files(arguments: list[str]) -> list[dict[str, Any]]:
     contents = []
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, given = option.partition("=")
-        if name in ("-c", "--config") and (path := given or value):
-            contents.append(check_config_file(Path(path)))
+        text = given or value
+        if name in ("-c", "--config") and text:
+            contents.append(check_config_file(Path(text)))
+        elif text.startswith(("{", "[")):
+            with suppress(yaml.YAMLError):  # of which the parser says the key, as it does not of all that is misspelt
+                load_yaml(text)
     return contents
 
 

@@ -74,12 +74,7 @@ def build_critic(
     """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
 
     Args:
-        config: Configuration of the critic.
-        policy: The policy, whose trunk may be shared.
         policy_config: Configuration of the policy, and of a trunk that ``config`` does not name.
-        optimizations: Optimizations of the critic's own trunk.
-        strategy: The strategy that shards.
-        trainer: The trainer of the policy, which builds the critic's own trunk too.
     """
     if config.share_trunk:
         head = ValueHead(policy.config.get_text_config().hidden_size, config.seed)

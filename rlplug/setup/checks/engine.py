@@ -1,4 +1,7 @@
-"""Checks that the engine can do what the run asks of it, and that the machine has what it needs."""
+"""Checks that the engine can do what the run asks of it, and that the machine has what it needs.
+
+Each raises a ``ConfigError`` that names the key and the fix.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,8 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
 
     Args:
-        config: Options of the run.
-        inputs: Facts about policy and environment.
         engine_is_here: False for a run that is planned for another machine, whose engine may sleep or take FP8 where
             this one's cannot.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
     """
     check_engine(config, plugins().registry.each("rollouts"), engine_is_here)
     config.engine.check(inputs.spec)
@@ -81,13 +79,9 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     """Refuse an engine that cannot do what the run asks of it.
 
     Args:
-        config: Options of the run.
         engines: The registered classes, among which messages name those that can.
         is_here: False for an engine that will run on another machine. Whether it can sleep, or take FP8, may depend on
             the device, and is not known here.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
     """
     engine, algorithm = config.engine, config.algorithm
     engine.check_sampling(config.sampling, "model.sampling")

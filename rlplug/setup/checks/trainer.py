@@ -1,4 +1,7 @@
-"""Checks of the trainer's claims, of optimizers, and of optimizations that do not go together."""
+"""Checks of the trainer's claims, of optimizers, and of optimizations that do not go together.
+
+Each raises a ``ConfigError`` that names the key, the reason and the fix.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ _FORMS: Final = ("fused", "foreach")
 
 
 def check_trainer(config: RunConfig, mesh: MeshSizes, policy_alone: bool = False) -> None:
-    """Refuse a run that needs more than its trainer claims, and models that the trainer cannot build.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
+    """Refuse a run that needs more than its trainer claims, and models that the trainer cannot build."""
     trainer, name = config.model_trainer, type(config.model_trainer).__name__
     claims, instead = trainer.claims, "or remove model.trainer to train the models of transformers"
     for axis in ("replicate", "sequence", "tensor"):
@@ -71,11 +70,7 @@ def check_trainer(config: RunConfig, mesh: MeshSizes, policy_alone: bool = False
 
 
 def check_optimizers(config: RunConfig, mesh: DeviceMesh, device: torch.device) -> None:
-    """Try the optimizers and schedulers of policy and critic on a tiny model.
-
-    Raises:
-        ConfigError: One of them refuses its options; the message names the key and the reason.
-    """
+    """Try the optimizers and schedulers of policy and critic on a tiny model."""
     try_optimizer("model.", config.optimizer, config.lr_scheduler, mesh, device)
     if config.critic is not None and config.critic.optimizer is not None:
         try_optimizer("model.critic.", config.critic.optimizer, config.critic.lr_scheduler, mesh, device)
@@ -133,11 +128,7 @@ def _refusal(key: str, error: Exception) -> ConfigError:
 
 
 def check_optimizations(optimizations: Sequence[Optimization]) -> None:
-    """Refuse an optimization that is enabled twice, and a pair that does not go together.
-
-    Raises:
-        ConfigError: The message names both and the reason.
-    """
+    """Refuse an optimization that is enabled twice, and a pair that does not go together."""
     classes = [type(optimization) for optimization in optimizations]
     for first, second in itertools.combinations(classes, 2):
         if first is second:

@@ -1,8 +1,12 @@
-"""Checks that algorithm, critic, rewards, validation and batch of a training run agree."""
+"""Checks that algorithm, critic, rewards, validation and batch of a training run agree.
+
+Each raises a ``ConfigError`` that names the key and the fix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,6 +21,9 @@ from rlplug.models.packing_checks import check_long_sequences
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import SamplingParams
+
+LEAST_CHOICE: Final = 0.01
+"""Temperature or ``top_p`` below which a completion is as good as the most probable one."""
 
 
 def check_training(
@@ -36,6 +43,8 @@ def check_training(
     """
     check_sampling(config.sampling, config.validation, has_val_prompts)
     check_validation(config)
+    if config.environment is None and not any(reward.weight for reward in config.rewards):
+        raise ConfigError("model.rewards: every weight is 0, so nothing is rewarded. Give one a weight, as 1.")
     if any(reward.compares_group or reward.scales_group for reward in config.rewards):
         from rlplug.interfaces.checks.reward_problems import check_group_rewards
 
@@ -49,15 +58,16 @@ def check_training(
 
 
 def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
-    """Refuse greedy training, and validation without prompts.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
-    if sampling.is_greedy:
+    """Refuse training on one possible completion of each prompt, and validation without prompts."""
+    copies = {
+        "temperature": sampling.temperature < LEAST_CHOICE,
+        "top_k": sampling.top_k == 1,
+        "top_p": sampling.top_p < LEAST_CHOICE,
+    }
+    for option in (option for option, is_so in copies.items() if is_so):
         raise ConfigError(
-            "model.sampling.temperature is 0: completions of a prompt would all be the same, and nothing could be "
-            "learned from comparing them. Set it to 1."
+            f"model.sampling.{option} is {getattr(sampling, option):g}: completions of a prompt would all be the same, "
+            f"and nothing could be learned from comparing them. Set it to {'0 (no limit)' if option == 'top_k' else 1}."
         )
     if not has_val_prompts and (validation.at_start or validation.every_n_steps):
         raise ConfigError(
@@ -67,11 +77,7 @@ def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_v
 
 
 def check_validation(config: RunConfig) -> None:
-    """Refuse a validation beside the training where nothing is generated beside it.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
+    """Refuse a validation beside the training where nothing is generated beside it."""
     if not config.validation.beside_training:
         return
     partial, instead = config.partial_rollout, "or set model.validation.beside_training to false"
@@ -90,11 +96,7 @@ def check_validation(config: RunConfig) -> None:
 def check_algorithm(
     algorithm: Algorithm, plan: BatchPlan, critic: CriticConfig | None, reference: ModelConfig | None, num_steps: int
 ) -> None:
-    """Refuse a run that lacks what the algorithm needs, or configures what it does not use.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
+    """Refuse a run that lacks what the algorithm needs, or configures what it does not use."""
     name, needs = type(algorithm).__name__, algorithm.needs
     if needs.groups and plan.group_size < 2:
         raise ConfigError(
@@ -145,11 +147,7 @@ def check_models(
 
 
 def check_streamed_prompts(config: RunConfig, is_streamed: bool) -> None:
-    """Refuse what needs to know all training prompts, when they are read while training.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
+    """Refuse what needs to know all training prompts, when they are read while training."""
     if is_streamed and config.num_steps is None:
         raise ConfigError("data.train streams, and nobody has counted its prompts: set model.num_steps.")
     if is_streamed and config.partial_rollout is not None:
