@@ -2,8 +2,8 @@
 
 math-verify and reasoning-gym pass completions to sympy, and some tasks to ``eval``: code that a policy wrote, which may
 run for ever, fill the memory, or look for a better score than it deserves. Each sample is scored in a process of its
-own, with the limits and isolation of :mod:`rlplug_sandbox.sandbox`: not as root, without a network, and without the
-trainer's environment variables.
+own, with the limits and isolation of :mod:`rlplug_sandbox.sandbox`: not as root, without a network, the trainer's
+environment variables, and, where the machine allows, any file but Python's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ScorerPool:
         self._function = f"{MODULE.stem}.{scorer}"
         self._pool = ToolPool(
             [self._function],
-            Limits(timeout_s, MEMORY_MIB, MESSAGE_CHARS, MAX_PROCESSES, network=False),
+            Limits(timeout_s, MEMORY_MIB, MESSAGE_CHARS, MAX_PROCESSES, network=False, folders=(str(MODULE.parent),)),
             num_processes,
             environment={name: value for name, value in os.environ.items() if name in VARIABLES},
             # this package, whose answers need no rlplug: its import would load torch

@@ -12,7 +12,9 @@ Limits of a call:
   counts those of the call. A call of another user keeps that user, of whom the kernel counts all processes: the limit
   is the number that the user has when the call starts, plus ``max_processes``.
 - *Files*: as root, a call can read what root can, and write where every user can, such as ``/tmp``. A call of another
-  user has that user's rights.
+  user has that user's rights. With :attr:`Limits.folders` a call sees Python and those folders alone: with namespaces
+  in a root folder of its own, and without them by Landlock, where it can write nothing. A process may have 256 files
+  open.
 - *Output* is the return value alone. Printed text is discarded.
 
 A worker also ends its call when it has to end itself, when the trainer ends, and when the trainer is killed. If the
@@ -24,13 +26,14 @@ Isolation of a call, beside its limits:
 - It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
   ``/dev/shm`` of its own, of at most the memory limit, that ends with it. As root they need ``CAP_SYS_ADMIN``;
   another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
-  call of another user can signal and read the trainer: :attr:`ToolPool.isolation` says so.
+  call of another user can signal and read the trainer, unless Landlock refuses that (Linux 6.12, with
+  :attr:`Limits.folders`): :attr:`ToolPool.isolation` says what the first call found by trying.
 - A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
   memory of other processes, and mounts. It knows x86_64 and aarch64.
-- Sockets are refused where :attr:`Limits.network` is false.
+- Sockets are refused where :attr:`Limits.network` is false, pairs of them too.
 
 The sandbox is no protection against code that attacks the kernel, which needs a virtual machine, and a tool's call can
-use the network, the environment variables, and the files of its user.
+use the network, the environment variables, and, without :attr:`Limits.folders`, the files of its user.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ class Limits:
     max_processes: int
     network: bool = True
     """Whether sockets are allowed."""
-    read_only: bool = False
-    """Whether a call with namespaces can write nowhere but in its ``/dev/shm``, which is then its working folder."""
+    folders: tuple[str, ...] | None = None
+    """Folders that a call may read beside Python's; it writes to its ``/dev/shm`` alone. ``None``: its user's files."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ class ToolPool:
         self.isolation = ""
         """Isolation that calls have, and what this machine lacks of it, once :meth:`check` has returned."""
         self.is_isolated = False
-        """Whether calls cannot reach the trainer: they have a filter of system calls, and namespaces or own users."""
+        """Whether calls cannot reach the trainer, which a call has tried, and have a filter of system calls."""
+        self.hides_files = False
+        """Whether, beyond that, they can neither read nor write the files of their user, which a call has tried."""
         self._environment, self._module_path = environment, module_path
         self._workers: list[ChildProcess] = []
         self._idle: list[ChildProcess] = []
@@ -198,7 +203,9 @@ class ToolPool:
         )
         self._workers.append(worker)
         settings = {**vars(self.limits), "functions": self.functions}
-        settings["module_path"] = sys.path if self._module_path is None else self._module_path
+        # absolute: a relative entry, such as a notebook's '', would become the folder that a call writes to
+        paths = sys.path if self._module_path is None else self._module_path
+        settings["module_path"] = [os.path.abspath(path) for path in paths]
         try:
             reply = _ask(worker, settings, time.monotonic() + START_S, 100_000, lambda: False)
             if "text" not in reply:
@@ -206,7 +213,7 @@ class ToolPool:
         except BaseException:
             self._end(worker)
             raise
-        self.isolation, self.is_isolated = reply["text"], reply["is_isolated"]
+        self.isolation, self.is_isolated, self.hides_files = reply["text"], reply["is_isolated"], reply["hides_files"]
         return worker
 
     def _give_back(self, worker: ChildProcess) -> None:

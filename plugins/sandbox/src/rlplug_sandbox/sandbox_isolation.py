@@ -20,7 +20,6 @@ NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS = 0x20000, 0x8000000, 0x10000000, 0x2000
 PRIVATE_TREE = 0x4000 | 0x40000
 NOSUID_NODEV = 2 | 4
 SHARED_MEMORY = "/dev/shm"
-MOUNT_SETATTR, THIS_FOLDER, RECURSIVE, READ_ONLY = 442, -100, 0x8000, 1
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
@@ -45,6 +44,7 @@ REFUSED = {
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
+    "open_by_handle_at": (304, 265),
     "perf_event_open": (298, 241),
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
@@ -52,12 +52,19 @@ REFUSED = {
     "mount": (165, 40),
     "fsopen": (430, 430),
     "open_tree": (428, 428),
+    "pivot_root": (155, 41),
     "move_mount": (429, 429),
     "setns": (308, 268),
     "io_uring_setup": (425, 425),
 }
 """System calls that no call may make, by their numbers on x86_64 and aarch64."""
-NETWORK = {"socket": (41, 198)}
+NETWORK = {"socket": (41, 198), "socketpair": (53, 199)}
+"""Sockets, a pair of which holds memory that no limit counts."""
+OF_OWNERS = {
+    "x86_64": (90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452),
+    "aarch64": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88, 452),
+}
+"""System calls that change modes, owners, times and attributes of files, which Landlock does not refuse."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -76,28 +83,18 @@ def enter_namespaces(is_root: bool) -> None:
                 file.write(text)
 
 
-def mount_own_view(memory_mib: int, read_only: bool) -> None:
+def mount_own_view(memory_mib: int) -> None:
     """Show the namespaces' own processes in ``/proc``, and a ``/dev/shm`` of its own of at most that size.
-
-    Args:
-        memory_mib: The size.
-        read_only: Whether all other mounts become read-only, and ``/dev/shm`` the working folder.
 
     Raises:
         OSError: A mount was refused.
     """
     _check(LIBC.mount(None, b"/", None, PRIVATE_TREE, None), "mount /")
-    if read_only:
-        attributes = struct.pack("QQQQ", READ_ONLY, 0, 0, 0)
-        call = (MOUNT_SETATTR, THIS_FOLDER, b"/", RECURSIVE, attributes, ctypes.c_size_t(len(attributes)))
-        _check(LIBC.syscall(*call), "mount_setattr /")  # since Linux 5.12
     if LIBC.mount(b"proc", b"/proc", b"proc", NOSUID_NODEV, None) != 0:  # in some containers
         _check(LIBC.mount(b"none", b"/proc", b"tmpfs", NOSUID_NODEV, b"size=4k"), "mount /proc")
     if os.path.isdir(SHARED_MEMORY):
         options = f"size={memory_mib}m,mode=1777".encode()
         _check(LIBC.mount(b"none", SHARED_MEMORY.encode(), b"tmpfs", NOSUID_NODEV, options), f"mount {SHARED_MEMORY}")
-        if read_only:
-            os.chdir(SHARED_MEMORY)
 
 
 def end_like(child: int) -> NoReturn:
@@ -116,18 +113,20 @@ def can_filter() -> bool:
     return platform.machine() in ARCHITECTURES
 
 
-def filter_system_calls(network: bool) -> None:
+def filter_system_calls(network: bool, owners: bool = True) -> None:
     """Refuse system calls in this process and its children for good, with EPERM.
 
     Args:
         network: Whether sockets stay allowed.
+        owners: Whether changes of files' modes, owners, times and attributes do.
 
     Raises:
         OSError: The kernel has no such filter.
     """
     architecture, column = ARCHITECTURES[platform.machine()]
     refused = REFUSED | ({} if network else NETWORK)
-    program = _program(architecture, sorted(numbers[column] for numbers in refused.values()))
+    numbers = {numbers[column] for numbers in refused.values()}
+    program = _program(architecture, sorted(numbers | set(() if owners else OF_OWNERS[platform.machine()])))
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer)))

@@ -67,8 +67,8 @@ def is_mapped(number: int, kind: str) -> bool:
     return any(int(first) <= number < int(first) + int(count) for first, _, count in ranges)
 
 
-def become(user: int) -> None:
-    """Change to another user for good, keeping only root's right to read, if this process has it.
+def become(user: int, may_read: bool = True) -> None:
+    """Change to another user for good, keeping only root's right to read, if this process has it and ``may_read``.
 
     Without that right, a call could import nothing below ``/root``, where Python's own modules may be.
     """
@@ -76,7 +76,7 @@ def become(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    may_read = set_capabilities(1 << CAP_DAC_READ_SEARCH)
+    may_read = may_read and set_capabilities(1 << CAP_DAC_READ_SEARCH)
     if not may_read and not set_capabilities(0):
         raise PermissionError("the rights of root could not be dropped")
     if may_read:  # also in programs that the call starts

@@ -17,19 +17,24 @@ import resource
 import select
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from rlplug_sandbox import sandbox_files as files
     from rlplug_sandbox import sandbox_isolation as isolation
     from rlplug_sandbox import sandbox_limits as limits
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import sandbox_isolation as isolation  # an import as part of rlplug would load torch, with its memory
+    import sandbox_files as files  # an import as part of rlplug would load torch, with its memory
+    import sandbox_isolation as isolation
     import sandbox_limits as limits
 
 FILE_LIMIT_BYTES = 16 * 2**20
+MOST_FILES = 256
+"""Files that a process of a call may have open: the buffers of sockets and pipes are memory that no limit counts."""
 POLL_S = 0.1
 IDLE_POLL_S = 1.0
 ROOT_NEEDS = (
@@ -82,16 +87,34 @@ class Worker:
             raise RuntimeError("importing the functions started a process: start it in a call instead")
         self.user = limits.own_user(os.getpid())
         self.has_namespaces = self.has_filter = True
+        self.has_landlock = False
+        self.walls: set[str] = set()
 
     def probe(self) -> dict[str, Any]:
-        """Find the isolation that this machine allows; return it as text, or a failure if calls cannot run at all."""
+        """Find the isolation that this machine allows; return it as text, or a failure if calls cannot run at all.
+
+        Which walls stand, a call has tried.
+        """
         problem, reply = "", {"failure": ""}
         filters = (True, False) if isolation.can_filter() else (False,)
-        for self.has_filter, self.has_namespaces in itertools.product(filters, (True, False)):
-            reply = self.run(None)
+        ways = ((True, False), (False, True), (False, False))  # namespaces, Landlock
+        ways = tuple(each for each in ways if self.settings["folders"] is not None or not each[1])
+        for self.has_filter, (self.has_namespaces, self.has_landlock) in itertools.product(filters, ways):
+            with tempfile.TemporaryDirectory(prefix="rlplug-") as self.bait:
+                os.chmod(self.bait, 0o777)
+                with open(os.path.join(self.bait, "secret"), "w"):
+                    os.chmod(self.bait + "/secret", 0o644)
+                reply = self.run(None)
+                can_write = os.path.exists(os.path.join(self.bait, "written"))
             if "failure" not in reply:
-                is_isolated = self.has_filter and (self.has_namespaces or self.user is not None)
-                return {"text": self._describe_isolation(problem), "is_isolated": is_isolated}
+                self.walls = {*json.loads(reply["text"]), *(() if can_write else ("writes",))}
+                is_isolated = self.has_filter and "trainer" in self.walls
+                hides_files = is_isolated and {"files", "writes"} <= self.walls
+                return {
+                    "text": self._describe_isolation(problem),
+                    "is_isolated": is_isolated,
+                    "hides_files": hides_files,
+                }
             problem = problem or reply["failure"]
         return reply
 
@@ -99,17 +122,21 @@ class Worker:
         found = [f"calls run as user {self.user}, which owns nothing else"] if self.user is not None else []
         if self.has_namespaces:
             found.append("they see no process of others and have a /dev/shm of their own")
-            if self.settings["read_only"]:
-                found.append("they can write nowhere else")
+        if "files" in self.walls:
+            found.append("they read Python's files alone")
+        if "writes" in self.walls:
+            found.append("they can write nowhere else" if self.has_namespaces else "they can write nowhere")
         lacks = [] if self.has_filter else ["a filter of system calls, which this machine lacks"]
-        if self.user is None and not self.has_namespaces:
+        if "trainer" not in self.walls:
             lacks.append(
                 f"isolation: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
                 "user namespaces, or run as root"
             )
         elif not self.has_namespaces:
-            lacks.append(f"namespaces, so that /dev/shm is shared with others ({problem})")
-        if self.settings["network"] or not self.has_filter:
+            lacks.append(f"namespaces ({problem})")
+        if self.settings["folders"] is not None and "files" not in self.walls:
+            lacks.append("a wall before the files of this user, which a call can read")
+        if self.settings["network"] or "network" not in self.walls:
             lacks.append("a limit of the network")
         return "; ".join([*found, *(f"without {each}" for each in lacks)])
 
@@ -173,19 +200,26 @@ class Worker:
             isolation.enter_namespaces(is_root=self.user is not None)
             if child := os.fork():
                 isolation.end_like(child)
-            isolation.mount_own_view(self.settings["memory_mib"], self.settings["read_only"])
+            if self.settings["folders"] is None:
+                isolation.mount_own_view(self.settings["memory_mib"])
+            else:
+                files.enter_own_root(self.settings["folders"], self.settings["memory_mib"])
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
+        limits.limit(resource.RLIMIT_NOFILE, MOST_FILES)
         limits.limit(resource.RLIMIT_NPROC, num_others + self.settings["max_processes"])
+        has_own_root = self.has_namespaces and self.settings["folders"] is not None
         if self.user is not None:
-            limits.become(self.user)
+            limits.become(self.user, may_read=not has_own_root)
         elif self.has_namespaces and not limits.set_capabilities(0):
             raise PermissionError("the rights in the user namespace could not be dropped")
         limits.keep_rights()
         limits.end_with_parent()
+        if self.has_landlock:
+            files.refuse_other_files(self.settings["folders"])
         if self.has_filter:
-            isolation.filter_system_calls(self.settings["network"])
+            isolation.filter_system_calls(self.settings["network"], owners=not self.has_landlock)
 
     def _num_other_tasks(self) -> int:
         """Return how many threads the kernel counts as the call's user before the call starts any."""
@@ -196,16 +230,15 @@ class Worker:
         return limits.num_tasks_of(os.getuid()) - (not self.has_namespaces)
 
     def _probe(self) -> dict[str, Any]:
-        """Return a failure if a call could not read Python's modules or the functions' files, else an empty text."""
-        files = [os.__file__, *(function.__code__.co_filename for function in self.functions.values())]
-        for file in files:
+        """Return which walls stand, as JSON, or a failure if Python or the functions' files are behind one."""
+        for file in (os.__file__, *(function.__code__.co_filename for function in self.functions.values())):
             try:
                 os.close(os.open(file, os.O_RDONLY))  # os.access would not count capabilities
             except PermissionError:
                 return {"failure": f"the user of calls, {os.getuid()}, may not read {file}; {ROOT_NEEDS}"}
             except FileNotFoundError:  # code that was not loaded from a file
                 continue
-        return {"text": ""}
+        return {"text": json.dumps(files.try_walls(self.trainer, self.bait))}
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         random.seed(request["seed"])  # otherwise each fork would draw the same numbers

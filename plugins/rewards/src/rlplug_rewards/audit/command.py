@@ -82,7 +82,7 @@ def audit_reward_command(arguments: list[str]) -> int:
 
 def _configured(keys: Sequence[str]) -> tuple[list[Reward], PromptSource | None]:
     if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)  # so that a function in this folder can be named
+        sys.path.append(folder)  # for a function in this folder; after all libraries
     written = write_out_arguments(keys)
     plugins().registry.import_named(set(re.findall(r"\w+", " ".join(written))))  # jsonargparse finds those imported
     parser = RLArgumentParser("rlplug audit-reward")

@@ -46,6 +46,8 @@ class CodeReward(Reward):
         timeout_s: Longest time for all tests of a sample, in seconds. The tests that are left then count as failed.
         memory_mib: Memory limit of each process, in MiB.
         num_processes: Samples that are tested at once, per rank.
+        allow_visible_files: Also run where the sandbox cannot hide this user's files from the code, which may then read
+            the expected answers, other runs and keys.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``codereward`` by default.
     """
@@ -60,6 +62,7 @@ class CodeReward(Reward):
         timeout_s: float = 15.0,
         memory_mib: int = 1024,
         num_processes: int = 4,
+        allow_visible_files: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
@@ -74,9 +77,10 @@ class CodeReward(Reward):
         self.tests_key, self.cases_key, self.entry_point_key = tests_key, cases_key, entry_point_key
         self.max_calls = num_processes
         self.all_or_nothing, self.test_s, self.timeout_s = all_or_nothing, test_s, timeout_s
+        self.allow_visible_files = allow_visible_files
         self._pool = ToolPool(
             [FUNCTION],
-            Limits(timeout_s + LATE_S, memory_mib, 1000, MAX_PROCESSES, network=False, read_only=True),
+            Limits(timeout_s + LATE_S, memory_mib, 1000, MAX_PROCESSES, network=False, folders=(str(MODULE.parent),)),
             num_processes,
             environment={name: value for name, value in os.environ.items() if name in VARIABLES},
             module_path=[*sys.path, str(MODULE.parent)],  # the module alone, without rlplug, whose import loads torch
@@ -125,12 +129,12 @@ class CodeReward(Reward):
         return read_row(prompt.metadata, self.tests_key, self.cases_key, self.entry_point_key)
 
     def _require_isolation(self) -> None:
-        """Start a worker, and refuse a machine on which code could reach the trainer.
+        """Start a worker, and refuse a machine on which code could reach the trainer or its files.
 
         Raises:
             ConfigError: Calls of the sandbox are not isolated here.
         """
-        if self._pool.is_isolated:
+        if self._is_walled():
             return
         try:
             self._pool.check()
@@ -142,6 +146,15 @@ class CodeReward(Reward):
                 f"{self._pool.isolation}. Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, or the "
                 "container's security profile) or run as root, on x86_64 or aarch64; it does not run without."
             )
+        if not self._is_walled():
+            raise ConfigError(
+                "CodeReward runs code that a model wrote, and this machine's sandbox does not hide this user's files "
+                f"from it, the expected answers among them: {self._pool.isolation}. Allow namespaces, or take a kernel "
+                "with Landlock (Linux 5.13); with allow_visible_files: true it runs all the same."
+            )
+
+    def _is_walled(self) -> bool:
+        return self._pool.is_isolated and (self._pool.hides_files or self.allow_visible_files)
 
 
 def code_of(text: str) -> str | None:
