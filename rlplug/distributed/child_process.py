@@ -28,7 +28,8 @@ class ChildProcess(subprocess.Popen[bytes]):
         if log is None:
             super().__init__(command, **options)
             return
-        with log.open("ab") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no pipe
+        with open(os.open(log, flags, 0o666), "ab") as file:
             super().__init__(command, stdout=file, stderr=subprocess.STDOUT, **options)
 
     def end(self, grace_s: float = 0.0, gone_s: float = 0.0) -> int:

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import socket
+import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,12 +29,15 @@ _NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 def replaced(path: Path) -> Iterator[Path]:
     """Yield a path to write ``path``'s new content to; replace ``path`` by it at the end, synced, or not at all.
 
+    Its name is random, so that nobody has left a link there, and a link at ``path`` is replaced itself.
+
     Raises:
         RunError: The file cannot be written. What was at ``path`` is still there.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
     with explained(path):
         try:
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             yield partial
             sync(partial)
             partial.replace(path)
@@ -51,6 +55,17 @@ def write_file(path: Path, text: str, is_private: bool = False) -> None:
             partial.touch()
             partial.chmod(0o600)
         partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
+
+
+def own_file(path: str, flags: int) -> int:
+    """Open a regular file that is no link, for ``open(..., opener=own_file)``; ``OSError`` for anything else."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "it is a link, and a run's own files are none")
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
 
 
 @contextmanager
@@ -75,12 +90,8 @@ class RowFile:
         self._synced_s = -math.inf
 
     def append(self, rows: str | bytes) -> None:
-        """Add ``rows`` at the end, or nothing of them.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
-        with explained(self.path), self.path.open("ab", buffering=0) as file:
+        """Add ``rows`` at the end; or nothing of them, and raise ``RunError``."""
+        with explained(self.path), open(self.path, "ab", buffering=0, opener=own_file) as file:
             before = file.tell()
             data = rows if isinstance(rows, bytes) else rows.encode("utf-8", errors="backslashreplace")
             try:
@@ -95,11 +106,7 @@ class RowFile:
             self.sync()
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Wait until all rows are on the disk; raise ``RunError`` where the file cannot be written."""
         if not self._is_synced:
             with explained(self.path), suppress(FileNotFoundError):  # somebody removed it
                 sync(self.path)
@@ -133,15 +140,10 @@ def remove(path: Path) -> None:
 
 
 def require_readable(paths: Iterable[Path]) -> None:
-    """Refuse paths at which there is something other than a file that can be read.
-
-    Raises:
-        RunError: There is one.
-    """
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            with explained(path, "read"):
-                path.open("rb").close()
+    """Raise ``RunError`` for a path at which there is something other than a regular file that can be read."""
+    for path in filter(os.path.lexists, paths):
+        with explained(path, "read"):
+            open(path, "rb", opener=own_file).close()
 
 
 def require_no_file(folder: Path, key: str) -> None:
@@ -196,20 +198,17 @@ def _free_space(path: Path) -> str:
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file, without lines that are torn; nothing where there is no file."""
     if path.exists():
-        with path.open("rb") as file:
+        with open(path, "rb", opener=own_file) as file:
             yield from (record for line in file if (record := whole_record(line)) is not None)
 
 
 def whole_record(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line, or ``None`` for one that is torn."""
-    if not line.endswith(b"\n"):
-        return None
     try:
-        record = json.loads(line)
+        record = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    is_whole = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_whole else None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
 # ---- one owner ----------------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         path = folder / "run.lock"
         with explained(path):
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor: int | None = own_file(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -256,11 +255,7 @@ class FolderLock:
 
 
 def new_numbered_folder(parent: Path) -> Path:
-    """Make the folder ``parent/001``, or the next number that is free, which no other process gets.
-
-    Raises:
-        RunError: It cannot be made.
-    """
+    """Make the folder ``parent/001``, or the next number that is free, which no other process gets, or ``RunError``."""
     with explained(parent / "001"):
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(path.name) for path in parent.iterdir() if path.name.isascii() and path.name.isdigit()]

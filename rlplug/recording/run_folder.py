@@ -196,7 +196,8 @@ class RunFolder(Callback, RunObserver):
             launched = os.environ.get(RUN_FOLDER_VARIABLE)
             folder = self._resumed or (Path(launched) if launched else new_numbered_folder(Path(self.dir)))
             self._lock = FolderLock(folder)
-            require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS, GROUPS))
+            names = (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS, GROUPS)
+            require_readable([*(folder / name for name in names), *filter(Path.is_symlink, folder.iterdir())])
         except RunError as error:
             return Path(), str(error)
         return folder, None

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final
 
 from rlplug.distributed.checkpoints.files import list_checkpoints
-from rlplug.distributed.durable_files import remove
+from rlplug.distributed.durable_files import own_file, remove
 from rlplug.errors import RunError
 from rlplug.observability.terminal import say
 from rlplug_launch.checks import check_node, check_nodes
@@ -154,7 +154,7 @@ class Driver:
         self.tasks = []
         for index, (need, place, port) in enumerate(zip(needs, places, ports, strict=True)):
             log = self.run_folder / FOLDER / f"{need.name.replace(' ', '-')}.log"
-            with log.open("a") as file:
+            with open(log, "a", opener=own_file) as file:
                 file.write(f"---- attempt {attempt} on {place.node}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
             address = f"{place.address}:{port}" if need.role == "server" or index == 0 else place.address
             row = TaskState(need.name, place.node, gpus_text(need.gpus, place), address)

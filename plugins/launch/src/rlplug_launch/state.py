@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import psutil
 
+from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
 
 FOLDER: Final = "launch"
@@ -57,10 +58,7 @@ class LaunchState:
     def write(self, run_folder: Path) -> None:
         """Write the state with a sign of life."""
         self.updated = time.time()
-        file = run_folder / FOLDER / STATE
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), indent=2))
-        partial.replace(file)
+        write_file(run_folder / FOLDER / STATE, json.dumps(asdict(self), indent=2))
 
     @classmethod
     def read(cls, run_folder: Path) -> LaunchState:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback
 
+from rlplug.distributed.durable_files import write_file
+from rlplug.errors import RunError
 from rlplug.interfaces import RunObserver
 from rlplug.recording.run_record import RECORD
 
@@ -61,9 +63,9 @@ class MemoryErrors(Callback, RunObserver):
 def _write(run_dir: Path, shortage: Shortage, text: str, error: BaseException) -> Path | None:
     """Write message and traceback to the run folder; return the file, or ``None`` where it cannot be written."""
     path = run_dir / FOLDER / f"step-{shortage.step:08d}-rank-{shortage.rank}.txt"
-    with suppress(OSError):
+    with suppress(OSError, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = "".join(traceback.format_exception(error))
-        path.write_text(f"{text}\n\n{found}", encoding="utf-8", errors="replace")
+        write_file(path, f"{text}\n\n{found}")
         return path
     return None

@@ -13,6 +13,7 @@ import numpy as np
 from rlplug.errors import ConfigError
 from rlplug.observability.intervals import Estimate, difference_of
 from rlplug_watch.config_values import flat_config
+from rlplug_watch.own_files import own_path
 from rlplug_watch.report.run_data import CONFIG_FILE, RUN_FILE, Metrics, read_info, read_metrics, run_name
 from rlplug_watch.report.series import Series
 
@@ -121,13 +122,13 @@ def compare_runs(
         rows.append(Row(MEMORY, before, after, exact, verdict(LOWER, before, after, exact, tolerance)))
     if not rows:
         raise ConfigError(f"the runs have no metric in common in steps {first} to {last}.")
-    infos = [read_info(folder / RUN_FILE, notes) for folder in folders]
+    infos = [read_info(own_path(folder, RUN_FILE), notes) for folder in folders]
     versions = [info.get("versions") for info in infos]
     return Comparison(
         names=(run_name(folders[0].resolve()), run_name(folders[1].resolve())),
         steps=(first, last),
         rows=rows,
-        config=differences(*(flat_config(folder / CONFIG_FILE) for folder in folders)),
+        config=differences(*(flat_config(own_path(folder, CONFIG_FILE)) for folder in folders)),
         versions=differences(*(each if isinstance(each, Mapping) else {} for each in versions)),
         notes=notes,
     )

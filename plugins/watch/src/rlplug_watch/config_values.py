@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import yaml
 
-from rlplug_watch.secrets import mask_secrets
+from rlplug_watch.own_files import own_text
+from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
 
 MAX_KEYS: Final = 5000
 """Largest number of keys that are read of a configuration."""
@@ -23,14 +24,20 @@ LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def flat_config(path: Path | None) -> Mapping[str, str]:
     """Return the values of a configuration as text, without its secrets, by keys with dots; none of a broken one."""
     try:
-        if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
-            return {}
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = "" if path is None else own_text(path, MAX_CONFIG_BYTES)
         tree = yaml.load(text, LOADER) if is_plain(text) else None
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     leaves = _leaves(tree, "", MAX_CONFIG_DEPTH) if isinstance(tree, dict) else ()
     return dict(pair for pair, _ in zip(leaves, range(MAX_KEYS), strict=False))
+
+
+def masked_config(text: str) -> str:
+    """Return a configuration's YAML without its secrets; nothing of one whose size, nesting or aliases have no end."""
+    try:
+        return mask_yaml(text) if len(text) <= MAX_CONFIG_BYTES and is_plain(text) else ""
+    except yaml.YAMLError:
+        return mask_text(text)
 
 
 def is_plain(text: str) -> bool:

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplug_watch.own_files import MAX_LINE_BYTES
+
 Column = NDArray[np.float64]
 
 TAIL_BYTES: Final = 1 << 18
@@ -160,7 +162,7 @@ class MetricsFile:
                 self._forget()
                 self._inode = inode
             file.seek(self._end)
-            for line in file:
+            while line := file.readline(MAX_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     break
                 self._end += len(line)

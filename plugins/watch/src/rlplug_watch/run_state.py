@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlplug.distributed.durable_files import own_file
+
 LOCK_FILE: Final = "run.lock"
 NOT_ENDED: Final = ("unfinished", "running")
 """Statuses in ``run.json`` of a run that has written no end; the second is of older runs."""
@@ -41,7 +43,7 @@ def is_locked(path: Path) -> bool | None:
     if sys.platform != "linux":
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = own_file(str(path), os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from rlplug.distributed.durable_files import write_file
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug_engines.servers.http_client import HTTPClient
@@ -32,9 +33,7 @@ class ListedServer:
 
 def write_server_list(file: Path, servers: Sequence[ListedServer]) -> None:
     """Replace the list in one step, so that no reader sees a part of it."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps([asdict(server) for server in servers]))
-    partial.replace(file)
+    write_file(file, json.dumps([asdict(server) for server in servers]))
 
 
 def read_server_list(file: Path) -> list[ListedServer]:

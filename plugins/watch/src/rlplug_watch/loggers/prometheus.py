@@ -12,6 +12,7 @@ from typing import Any, Final
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
 from rlplug.interfaces.observer import ObservedRun, RunObserver
 from rlplug.interfaces.rollout import ScrapeTargets
@@ -110,11 +111,11 @@ class PrometheusLogger(Logger, RunObserver):
             return
         folder, key = self._run_dir, "" if targets is None else targets.key
         if targets is not None:
-            (folder / ENGINES).write_text(engines_json(targets))
+            write_file(folder / ENGINES, engines_json(targets))
         if key:
             write_private(folder / KEY, key)
-        (folder / SCRAPE_CONFIG).write_text(prometheus_yml(self.host, self.bound_port, targets, self.dcgm_exporters))
-        (folder / COPIED_DASHBOARD).write_bytes(DASHBOARD.read_bytes())
+        write_file(folder / SCRAPE_CONFIG, prometheus_yml(self.host, self.bound_port, targets, self.dcgm_exporters))
+        write_file(folder / COPIED_DASHBOARD, DASHBOARD.read_text(encoding="utf-8"))
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: Prometheus stores numbers."""

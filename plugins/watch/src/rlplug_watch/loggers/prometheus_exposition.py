@@ -15,6 +15,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rlplug.distributed.durable_files import write_file
+from rlplug.errors import RunError
 from rlplug.types import GIB
 from rlplug_watch.loggers import prometheus_names as names
 
@@ -65,19 +67,13 @@ class RunCounters:
         return values
 
     def _write(self, path: Path, values: dict[str, int]) -> None:
-        partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(json.dumps(values))
-            partial.replace(path)
-        except OSError as error:
-            rank_zero_warn(
-                f"{path} cannot be written ({error.strerror}): the counters of Prometheus start at 0 when the run is "
-                "resumed."
-            )
+            write_file(path, json.dumps(values))
+        except RunError as error:
+            rank_zero_warn(f"{error} The counters of Prometheus start at 0 when the run is resumed.")
             self._path = None
-            for file in (partial, path):  # an old file would set the counters back without a sign
-                with suppress(OSError):
-                    file.unlink()
+            with suppress(OSError):  # an old file would set the counters back without a sign
+                path.unlink()
 
 
 def _read(path: Path) -> dict[str, int]:

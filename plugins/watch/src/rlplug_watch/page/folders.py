@@ -10,6 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
+from rlplug_watch.own_files import own_path
 from rlplug_watch.report.run_data import METRICS_FILE, RUN_FILE
 
 MAX_DEPTH: Final = 6
@@ -22,8 +23,8 @@ class Runs:
     """Run folders below ``root``: those with a ``metrics.jsonl`` or a ``run.json``, at any depth up to ``MAX_DEPTH``.
 
     The id of a run is its path below ``root`` with slashes, such as ``quickstart/001``; where ``root`` is itself a run,
-    its name. An id from a browser is looked up among those that the search found and never becomes a path. Links to
-    folders are not followed; a link to a file is read only where the file is below ``root`` too.
+    its name. An id from a browser is looked up among those that the search found and never becomes a path. Links are
+    not followed, neither to folders nor to files.
 
     Args:
         root: The folder; it may be absent, or become a folder later.
@@ -47,23 +48,15 @@ class Runs:
         return self.all().get(run_id)
 
     def file(self, run_id: str, name: str) -> Path | None:
-        """Return a file of a run, or ``None`` where none can be read, or it is a link that leads out of the root.
+        """Return a file of a run, or ``None`` where none can be read, or a link leads to it.
 
         Args:
             run_id: Id of the run, from anywhere.
             name: Path of the file within the folder; the caller's own, never from a browser.
         """
         folder = self.folder(run_id)
-        path = None if folder is None else folder / name
-        if path is None or not self._is_inside(path) or not path.is_file() or not os.access(path, os.R_OK):
-            return None
-        return path
-
-    def _is_inside(self, path: Path) -> bool:
-        try:
-            return path.resolve().is_relative_to(self.root.resolve())
-        except (OSError, RuntimeError):  # a loop of links
-            return False
+        path = None if folder is None else own_path(folder, name)
+        return path if path is not None and os.access(path, os.R_OK) else None
 
     def _scan(self) -> Iterator[tuple[str, Path]]:
         if _is_run(_names(self.root)):

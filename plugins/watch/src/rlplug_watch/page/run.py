@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-import yaml
-
-from rlplug_watch.config_values import MAX_CONFIG_BYTES, MAX_VALUE, flat_config, is_plain
+from rlplug_watch.config_values import MAX_VALUE, flat_config, masked_config
 from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (
     CONFIG_FILE,
@@ -27,7 +25,6 @@ from rlplug_watch.report.sample_log import SampleLog
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 from rlplug_watch.run_state import with_state
-from rlplug_watch.secrets import mask_text, mask_yaml
 
 T = TypeVar("T")
 Opener = Callable[[str], Path | None]
@@ -70,9 +67,9 @@ class WatchedRun:
         self.folder = folder
         self._path = opener
         self.metrics = MetricsFile(lambda: opener(METRICS_FILE))
-        self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []) if path else {})
+        self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []))
         self._config = FileCache[Mapping[str, str]](flat_config)
-        self._shown = FileCache[str](_masked_config)
+        self._shown = FileCache[str](lambda path: masked_config(read_config(path, [])))
         self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest(RARE))
 
     def version(self) -> str:
@@ -150,12 +147,3 @@ LATEST: Final = {
 """Columns of the list of runs, and the metrics whose newest values they show."""
 RARE: Final = ("validate/pass@1",)
 """Those that many steps lack."""
-
-
-def _masked_config(path: Path | None) -> str:
-    """Return the text of a configuration without its secrets; nothing of one whose nesting or aliases have no end."""
-    text = "" if path is None or path.stat().st_size > MAX_CONFIG_BYTES else read_config(path, [])
-    try:
-        return mask_yaml(text) if is_plain(text) else ""
-    except yaml.YAMLError:
-        return mask_text(text)

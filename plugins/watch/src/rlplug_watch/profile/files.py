@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from rlplug.distributed.durable_files import write_file
 from rlplug.interfaces import ProfiledSteps
 from rlplug_watch.profile.summary import read_trace, summarize
 from rlplug_watch.profile.text import SLOWER, headlines, summary_text
@@ -22,7 +23,7 @@ def write_summary(profile: ProfiledSteps) -> list[str]:
     summary = summarize(read_trace(profile.trace, has_device), has_device)
     header = {"steps": profile.steps, "rank": 0, "device": name, "note": SLOWER}
     folder = profile.trace.parent
-    (folder / "summary.json").write_text(json.dumps(header | asdict(summary), indent=2))
+    write_file(folder / "summary.json", json.dumps(header | asdict(summary), indent=2))
     title = f"Profile of steps {profile.steps}, rank 0, {name or 'CPU'}."
-    (folder / SUMMARY).write_text(summary_text(summary, title))
+    write_file(folder / SUMMARY, summary_text(summary, title))
     return [f"profile of steps {profile.steps}: {folder / SUMMARY}", *(f"  {line}" for line in headlines(summary))]

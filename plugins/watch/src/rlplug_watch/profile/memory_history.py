@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from rlplug.distributed.durable_files import replaced
 from rlplug.observability.phase_timer import PREFIX
 from rlplug.types import GIB
 from rlplug_watch.profile.summary import BETWEEN, Span
@@ -67,9 +68,9 @@ class MemoryHistory:
         index = self._device.index or 0
         levels = timeline(snapshot["device_traces"][index], torch.cuda.memory_allocated(self._device), self._phases)
         path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as file:
+        with replaced(path) as partial, partial.open("wb") as file:
             pickle.dump(snapshot, file)
-        with path.with_suffix(".csv").open("w", newline="") as text:
+        with replaced(path.with_suffix(".csv")) as partial, partial.open("w", newline="") as text:
             rows = ((f"{each.seconds:.6f}", each.phase, f"{each.num_bytes / GIB:.4f}") for each in levels)
             csv.writer(text).writerows([("seconds", "phase", "allocated_gib"), *rows])
         return levels

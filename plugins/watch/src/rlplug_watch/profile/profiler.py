@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from rlplug.distributed.durable_files import replaced
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ProfiledSteps
 from rlplug.interfaces.memory_plan import out_of_memory
@@ -165,7 +166,7 @@ def steps_label(first: int, last: int) -> str:
 def compress(path: Path) -> Path:
     """Replace a file by its gzip with the suffix ``.gz``, and return the new path."""
     compressed = path.with_name(f"{path.name}.gz")
-    with path.open("rb") as whole, gzip.open(compressed, "wb", compresslevel=5) as file:
+    with replaced(compressed) as partial, path.open("rb") as whole, gzip.open(partial, "wb", compresslevel=5) as file:
         shutil.copyfileobj(whole, file, 1 << 20)
     path.unlink()
     return compressed

@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
+from rlplug_watch.config_values import masked_config
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.run_data import RunData, read_run
 from rlplug_watch.report.summary import number
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
-from rlplug_watch.secrets import mask_yaml
 
 REPORT_FILE: Final = "report.html"
 TEMPLATE: Final = "report.html.j2"
@@ -100,7 +100,7 @@ def _render(run: RunData, script: str, script_file: str) -> str:
     return environment.get_template(TEMPLATE).render(
         run=run,
         contents=build_contents(run),
-        config=mask_yaml(run.config),
+        config=masked_config(run.config),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         best=run.samples.best,
         worst=run.samples.worst,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from rlplug.errors import ConfigError
 from rlplug_watch.config_values import flat_config
 from rlplug_watch.metrics_file import MetricsFile, last_values
+from rlplug_watch.own_files import own_path, own_text
 from rlplug_watch.report.sample_log import SampleLog, read_samples
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
@@ -112,16 +114,17 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
     """
     notes: list[str] = []
     metrics = read_metrics(run_dir, notes)
+    config = own_path(run_dir, CONFIG_FILE)
     return RunData(
         name=run_name(run_dir.resolve()),
         metrics=metrics,
-        samples=read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
-        info=with_state(read_info(run_dir / RUN_FILE, notes), run_dir),
-        config=read_config(run_dir / CONFIG_FILE, notes),
-        profile=read_profile(run_dir / PROFILE_FILE),
+        samples=read_samples(own_path(run_dir, SAMPLES_FILE), metrics.steps, notes),
+        info=with_state(read_info(own_path(run_dir, RUN_FILE), notes), run_dir),
+        config=read_config(config, notes),
+        profile=read_profile(own_path(run_dir, PROFILE_FILE)),
         notes=tuple(notes),
-        timelines=steps.read(run_dir / TIMELINE_FILE),
-        options=flat_config(run_dir / CONFIG_FILE),
+        timelines=steps.read(own_path(run_dir, TIMELINE_FILE)),
+        options=flat_config(config),
     )
 
 
@@ -136,7 +139,7 @@ def require_run(run_dir: Path) -> None:
     Raises:
         ConfigError: It has neither metrics nor ``run.json``.
     """
-    if not any((run_dir / name).is_file() for name in (METRICS_FILE, RUN_FILE)):
+    if not any(own_path(run_dir, name) for name in (METRICS_FILE, RUN_FILE)):
         state = f"has no {METRICS_FILE}" if run_dir.is_dir() else "is not a folder"
         raise ConfigError(
             f"run_dir is {str(run_dir)!r}, which {state}: give the folder of a run, the one that holds "
@@ -151,7 +154,7 @@ def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
         ConfigError: As for :func:`read_run`.
     """
     require_run(run_dir)
-    file = MetricsFile(lambda: run_dir / METRICS_FILE)
+    file = MetricsFile(lambda: own_path(run_dir, METRICS_FILE))
     metrics = Metrics.of(file)
     if not metrics.steps:
         notes.append(f"No {METRICS_FILE} yet: no step has ended.")
@@ -160,27 +163,32 @@ def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
     return metrics
 
 
-def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def read_info(path: Path | None, notes: list[str]) -> Mapping[str, Any]:
     """Return the contents of ``run.json``, or nothing and a note."""
-    if not path.is_file():
+    if path is None:
         notes.append(f"No {RUN_FILE}: status, batch plan, versions and plugins are unknown.")
         return {}
     try:
-        info = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
-        notes.append(f"{RUN_FILE} is not JSON ({error}): status, batch plan, versions and plugins are unknown.")
+        info = json.loads(own_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{RUN_FILE} cannot be read ({error}): status, batch plan, versions and plugins are unknown.")
         return {}
     return info if isinstance(info, dict) else {}
 
 
-def read_config(path: Path, notes: list[str]) -> str:
+def read_config(path: Path | None, notes: list[str]) -> str:
     """Return the text of ``config.yaml``, or nothing and a note."""
-    if not path.is_file():
+    try:
+        if path is not None:
+            return own_text(path)
         notes.append(f"No {CONFIG_FILE}: the resolved configuration is unknown.")
-        return ""
-    return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        notes.append(f"{CONFIG_FILE} cannot be read ({error}): the resolved configuration is unknown.")
+    return ""
 
 
-def read_profile(path: Path) -> str:
+def read_profile(path: Path | None) -> str:
     """Return the summary of the profiled steps, or nothing."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    with suppress(OSError, ValueError):
+        return "" if path is None else own_text(path)
+    return ""

@@ -13,6 +13,9 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
+from rlplug.distributed.durable_files import own_file
+from rlplug_watch.own_files import MAX_LINE_BYTES
+
 SAMPLES_FILE: Final = "samples.jsonl"
 NUM_SAMPLES: Final = 5
 
@@ -86,15 +89,15 @@ class _Line(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Line)
 
 
-def read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleLog:
+def read_samples(path: Path | None, steps: Sequence[int], notes: list[str]) -> SampleLog:
     """Return the summary of a run's samples, and add a sentence to ``notes`` for what could not be read.
 
     Args:
-        path: The file.
+        path: The file; ``None`` where the run has none of its own.
         steps: The run's, of which the last quarter is late.
         notes: Sentences for the report.
     """
-    if not path.is_file():
+    if path is None:
         notes.append(f"No {SAMPLES_FILE}: this run logged no samples.")
         return SampleLog()
     first_late = steps[0] + (steps[-1] - steps[0]) * 0.75 if steps else 0
@@ -102,7 +105,7 @@ def read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleLo
     latest: list[Candidate] = []
     failures: dict[tuple[str, str], list[int]] = {}
     num_samples = num_unreadable = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=own_file) as file:
         for offset, line in _lines(file):
             if line is None or (number := _number(line.step)) is None:
                 num_unreadable += 1
@@ -157,7 +160,7 @@ def _ordered(samples: Sequence[Candidate], sign: int) -> list[Candidate]:
 def _lines(file: BinaryIO) -> Iterator[tuple[int, _Line | None]]:
     """Yield the offset of each line that is not empty, and its fields, ``None`` for a line that is no object."""
     offset = 0
-    for line in file:
+    while line := file.readline(MAX_LINE_BYTES):
         if line.strip():
             yield offset, _decoded(line)
         offset += len(line)
