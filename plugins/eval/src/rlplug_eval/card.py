@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from rlplug_watch.own_files import own_text
 from rlplug_watch.report.summary import number
 
 from rlplug.distributed.durable_files import write_file
@@ -62,10 +63,10 @@ def write_card(run_dir: Path, folder: Path) -> Path:
         RunError: The card cannot be written.
     """
     try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        record = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        config = yaml.safe_load(own_text(run_dir / "config.yaml"))
+        record = json.loads(own_text(run_dir / "run.json"))
         model, data = config["model"], config["data"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{run_dir} lacks what a model card is made of, config.yaml and run.json: {error}."
         ) from error

@@ -10,8 +10,27 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from rlplug.errors import ConfigError, RunError
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder that is a link or holds one: a copy or an upload would take whatever it leads to, such as a key.
+
+    Raises:
+        ConfigError: The message names the links.
+    """
+    if links := sorted(str(path) for path in [folder, *folder.rglob("*")] if path.is_symlink()):
+        more = f" and {len(links) - 5} more" if len(links) > 5 else ""
+        raise ConfigError(
+            f"{folder} has links, which may lead to any file of yours: {', '.join(links[:5])}{more}. Put files in "
+            "their place."
+        )
+
+
 def files_of(folder: Path) -> list[tuple[str, int]]:
-    """Return names and sizes in bytes of the files that an upload sends: all in the folder but hidden ones."""
+    """Return names and sizes in bytes of the files that an upload sends: all in the folder but hidden ones.
+
+    Raises:
+        ConfigError: The folder has links.
+    """
+    refuse_links(folder)
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     named = [(path.relative_to(folder), path.stat().st_size) for path in found]
     return [(str(name), size) for name, size in named if not any(part.startswith(".") for part in name.parts)]

@@ -5,20 +5,29 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
+import yaml
+from rlplug_watch.config_values import is_plain
+from rlplug_watch.own_files import own_text
+
+from rlplug.cli.configuration.environment_values import resolve_variables
+from rlplug.cli.lightning_cli import instantiation_errors
+from rlplug.cli.parser import RLArgumentParser
 from rlplug.config import RunConfig
 from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST, run_dir_of
 from rlplug.distributed.checkpoints.reader import newest_whole
-from rlplug.distributed.durable_files import explained, remove, replace_folder
+from rlplug.distributed.durable_files import explained, reason, remove, replace_folder
 from rlplug.errors import ConfigError
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.export import export_policy
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.lora.files import export_adapter
 from rlplug.observability.terminal import say
+from rlplug.plugin_manager import plugins
 from rlplug.setup.inputs import read_inputs
 from rlplug_eval.card import CARD, write_card
-from rlplug_eval.hub import files_of, push
+from rlplug_eval.hub import files_of, push, refuse_links
 from rlplug_eval.policies import checkpoint_network, is_run
 
 EXPORT_DESCRIPTION: Final = """the policy of a run as a Hugging Face folder with a model card; upload it to the Hub
@@ -80,6 +89,7 @@ def _folder(place: Path, to: Path | None, kind: str) -> tuple[Path, Path]:
     if is_checkpoint and to is None:
         raise ConfigError(f"{place} is a checkpoint: name the folder to write, with --to FOLDER.")
     if not is_checkpoint and exported.is_dir():
+        refuse_links(exported)
         if to is not None:
             with explained(to):
                 shutil.copytree(exported, to, dirs_exist_ok=True)
@@ -92,8 +102,40 @@ def _folder(place: Path, to: Path | None, kind: str) -> tuple[Path, Path]:
     return folder, run_dir
 
 
+def _config_of(checkpoint: Path) -> RunConfig:
+    """Return the options of a checkpoint's models alone: no other class or function of its configuration is imported.
+
+    Raises:
+        ConfigError: They cannot be read, or name a trainer that no installed plugin has.
+    """
+    try:
+        text = own_text(checkpoint / CONFIG)
+        model = resolve_variables(yaml.safe_load(text) if is_plain(text) else {})["model"]
+        given = {key: model[key] for key in ("policy", "trainer", "lora") if model.get(key) is not None}
+        if "trainer" in given:
+            given["trainer"] = _installed_trainer(given["trainer"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{checkpoint / CONFIG} cannot be read: {reason(error)}.") from error
+    parser = RLArgumentParser("rlplug export")
+    parser.add_argument("--model.policy", type=ModelConfig)
+    parser.add_argument("--model.trainer", type=ModelTrainer | None, default=None)
+    parser.add_argument("--model.lora", type=LoRAConfig | None, default=None)
+    with instantiation_errors():
+        found: Any = parser.instantiate_classes(parser.parse_object({"model": given})).model
+    unused: Any = None  # an export neither trains nor scores
+    return RunConfig(found.policy, algorithm=unused, optimizer=unused, trainer=found.trainer, lora=found.lora)
+
+
+def _installed_trainer(value: Any) -> dict[str, Any]:
+    """Return a trainer's part of a configuration with the path of the class that a plugin has registered."""
+    block: dict[str, Any] = {"class_path": value} if isinstance(value, str) else value
+    name = str(block["class_path"]).rpartition(".")[2]
+    found = plugins().registry.get("trainers", name)  # an import by path would run any module
+    return {**block, "class_path": f"{found.__module__}.{found.__qualname__}"}
+
+
 def _export_checkpoint(checkpoint: Path, folder: Path, kind: str) -> None:
-    config: RunConfig = read_command(ConfiguredCLI, ["fit", "--config", str(checkpoint / CONFIG)]).model.config
+    config = _config_of(checkpoint)
     if kind == "adapter" and config.lora is None:
         raise ConfigError(f"{checkpoint} is of a run without model.lora: there is no adapter.")
     network = checkpoint_network(config, checkpoint)
