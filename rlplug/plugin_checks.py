@@ -97,7 +97,7 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType 
         PluginError: A check failed, or a local plugin, which somebody has named, cannot be imported.
     """
     if record.version == LOCAL and (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     record.file = _file_of(entry_point)
     try:
         module = entry_point.load()

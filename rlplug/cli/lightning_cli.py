@@ -201,7 +201,7 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     quieten_libraries()
     if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)  # so that a reward function next to the configuration can be named
+        sys.path.append(folder)  # for a reward function next to the configuration; after all libraries
     registry = plugins().registry
     if "--help-all" in arguments:
         registry.import_all()  # it lists the classes
