@@ -13,6 +13,7 @@ import yaml
 from aiohttp import web
 from huggingface_hub import ModelCard, constants
 from rlplug_eval.card import write_card
+from rlplug_eval.commands.export import config_of, export_command
 from rlplug_eval.hub import push
 
 from rlplug.errors import ConfigError, RunError
@@ -211,3 +212,33 @@ def test_an_upload_sends_every_file_and_changes_none(tmp_path, hub, capfd):
     assert "hf_secret" not in f"{refused.value}{output.out}{output.err}"
     with pytest.raises(ConfigError, match="--push-to-hub a b"):
         push(folder, "a b", is_private=True)
+
+
+def test_links_are_neither_copied_nor_uploaded(tmp_path):
+    """Catches an export of what links lead to, such as keys: a run that somebody sent may hold any."""
+    run = make_run(tmp_path / "run", tmp_path)
+    (tmp_path / "key").write_text("mine")
+    (run / "policy" / "notes").symlink_to(tmp_path / "key")
+    for act in (
+        lambda: export_command([str(run), "--to", str(tmp_path / "out")]),
+        lambda: export_command([str(run), "--push-to-hub", "me/policy"]),
+        lambda: push(run / "policy", "me/policy", is_private=True),
+    ):
+        with pytest.raises(ConfigError, match=r"has links.*policy/notes"):
+            act()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_imports_nothing_that_the_run_names(tmp_path, monkeypatch):
+    """Catches a configuration that runs as a program where only its model is read."""
+    (tmp_path / "of_the_run.py").write_text("raise AssertionError('it ran')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"policy": {"path": "a/model", "init": "random"}, "algorithm": "of_the_run.Algorithm"}
+    model |= {"rewards": [{"class_path": "of_the_run.Reward"}], "lora": {"rank": 4}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model, "data": {"train": "of_the_run.Source"}}))
+    config = config_of(tmp_path)
+    assert (config.policy.path, config.lora.rank, config.trainer) == ("a/model", 4, None)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model | {"trainer": "of_the_run.Trainer"}}))
+    with pytest.raises(ConfigError, match="Trainer is not a known trainer"):
+        config_of(tmp_path)

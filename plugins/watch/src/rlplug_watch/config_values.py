@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from rlplug_watch.own_files import own_text
-from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
+from rlplug_watch.secrets import mask_secrets, mask_yaml
 
 MAX_KEYS: Final = 5000
 """Largest number of keys that are read of a configuration."""
@@ -33,11 +33,11 @@ def flat_config(path: Path | None) -> Mapping[str, str]:
 
 
 def masked_config(text: str) -> str:
-    """Return a configuration's YAML without its secrets; nothing of one whose size, nesting or aliases have no end."""
+    """Return a configuration's YAML without its secrets; nothing of a broken one, or one that has no end."""
     try:
         return mask_yaml(text) if len(text) <= MAX_CONFIG_BYTES and is_plain(text) else ""
-    except yaml.YAMLError:
-        return mask_text(text)
+    except yaml.YAMLError:  # which keys have secrets is not known then
+        return ""
 
 
 def is_plain(text: str) -> bool:

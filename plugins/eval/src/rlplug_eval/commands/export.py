@@ -102,7 +102,7 @@ def _folder(place: Path, to: Path | None, kind: str) -> tuple[Path, Path]:
     return folder, run_dir
 
 
-def _config_of(checkpoint: Path) -> RunConfig:
+def config_of(checkpoint: Path) -> RunConfig:
     """Return the options of a checkpoint's models alone: no other class or function of its configuration is imported.
 
     Raises:
@@ -135,7 +135,7 @@ def _installed_trainer(value: Any) -> dict[str, Any]:
 
 
 def _export_checkpoint(checkpoint: Path, folder: Path, kind: str) -> None:
-    config = _config_of(checkpoint)
+    config = config_of(checkpoint)
     if kind == "adapter" and config.lora is None:
         raise ConfigError(f"{checkpoint} is of a run without model.lora: there is no adapter.")
     network = checkpoint_network(config, checkpoint)

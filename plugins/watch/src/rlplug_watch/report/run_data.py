@@ -171,7 +171,8 @@ def read_info(path: Path | None, notes: list[str]) -> Mapping[str, Any]:
     try:
         info = json.loads(own_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{RUN_FILE} cannot be read ({error}): status, batch plan, versions and plugins are unknown.")
+        problem = "cannot be read" if isinstance(error, OSError) else "is not JSON"
+        notes.append(f"{RUN_FILE} {problem} ({error}): status, batch plan, versions and plugins are unknown.")
         return {}
     return info if isinstance(info, dict) else {}
 
