@@ -238,7 +238,11 @@ def test_an_export_imports_nothing_that_the_run_names(tmp_path, monkeypatch):
     model |= {"rewards": [{"class_path": "of_the_run.Reward"}], "lora": {"rank": 4}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model, "data": {"train": "of_the_run.Source"}}))
     config = config_of(tmp_path)
-    assert (config.policy.path, config.lora.rank, config.trainer) == ("a/model", 4, None)
+    assert (config.policy.path, config.lora.rank, type(config.trainer).__name__) == (
+        "a/model",
+        4,
+        "TransformersTrainer",
+    )
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model | {"trainer": "of_the_run.Trainer"}}))
-    with pytest.raises(ConfigError, match="Trainer is not a known trainer"):
+    with pytest.raises(ConfigError, match="'Trainer' is not a known trainer"):
         config_of(tmp_path)

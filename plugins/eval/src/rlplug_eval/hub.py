@@ -48,16 +48,16 @@ def push(folder: Path, repo: str, is_private: bool) -> str:
         is_private: Whether a new repository is private; one that exists stays as it is.
 
     Raises:
-        ConfigError: The name is none, or there is no token.
+        ConfigError: The name is none, there is no token, or the folder has links.
         RunError: The Hub refuses, or cannot be reached.
     """
-    api = HfApi()
+    api, names = HfApi(), [name for name, _ in files_of(folder)]
     try:
         address = api.create_repo(repo, repo_type="model", private=is_private, exist_ok=True)
         api.upload_folder(
             repo_id=address.repo_id,
             folder_path=folder,
-            allow_patterns=[name for name, _ in files_of(folder)],
+            allow_patterns=names,
             commit_message="Upload a policy with rlplug",
         )
     except HFValidationError as error:

@@ -112,26 +112,21 @@ def config_of(checkpoint: Path) -> RunConfig:
         text = own_text(checkpoint / CONFIG)
         model = resolve_variables(yaml.safe_load(text) if is_plain(text) else {})["model"]
         given = {key: model[key] for key in ("policy", "trainer", "lora") if model.get(key) is not None}
-        if "trainer" in given:
-            given["trainer"] = _installed_trainer(given["trainer"])
+        trainer = given.get("trainer", {"class_path": "TransformersTrainer"})
+        trainer = {"class_path": trainer} if isinstance(trainer, str) else trainer
+        name = str(trainer["class_path"]).rpartition(".")[2]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(f"{checkpoint / CONFIG} cannot be read: {reason(error)}.") from error
+    found = plugins().registry.get("trainers", name)  # an import by its path would run any module
+    given["trainer"] = {**trainer, "class_path": f"{found.__module__}.{found.__qualname__}"}
     parser = RLArgumentParser("rlplug export")
     parser.add_argument("--model.policy", type=ModelConfig)
     parser.add_argument("--model.trainer", type=ModelTrainer | None, default=None)
     parser.add_argument("--model.lora", type=LoRAConfig | None, default=None)
     with instantiation_errors():
-        found: Any = parser.instantiate_classes(parser.parse_object({"model": given})).model
+        parts: Any = parser.instantiate_classes(parser.parse_object({"model": given})).model
     unused: Any = None  # an export neither trains nor scores
-    return RunConfig(found.policy, algorithm=unused, optimizer=unused, trainer=found.trainer, lora=found.lora)
-
-
-def _installed_trainer(value: Any) -> dict[str, Any]:
-    """Return a trainer's part of a configuration with the path of the class that a plugin has registered."""
-    block: dict[str, Any] = {"class_path": value} if isinstance(value, str) else value
-    name = str(block["class_path"]).rpartition(".")[2]
-    found = plugins().registry.get("trainers", name)  # an import by path would run any module
-    return {**block, "class_path": f"{found.__module__}.{found.__qualname__}"}
+    return RunConfig(parts.policy, algorithm=unused, optimizer=unused, trainer=parts.trainer, lora=parts.lora)
 
 
 def _export_checkpoint(checkpoint: Path, folder: Path, kind: str) -> None:

@@ -46,8 +46,7 @@ class CodeReward(Reward):
         timeout_s: Longest time for all tests of a sample, in seconds. The tests that are left then count as failed.
         memory_mib: Memory limit of each process, in MiB.
         num_processes: Samples that are tested at once, per rank.
-        allow_visible_files: Also run where the sandbox cannot hide this user's files from the code, which may then read
-            the expected answers, other runs and keys.
+        allow_visible_files: Also run where files, such as the expected answers, cannot be hidden from the code.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``codereward`` by default.
     """
