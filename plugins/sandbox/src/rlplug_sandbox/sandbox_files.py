@@ -193,7 +193,7 @@ def try_walls(trainer: int, bait: str) -> list[str]:
         found.append("files")
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.join(bait, "written"), os.O_WRONLY | os.O_CREAT, 0o600))
-    if not any(map(_is_possible, (socket.socket, socket.socketpair))):
+    if not (_is_possible(socket.socket) or _is_possible(socket.socketpair)):
         found.append("network")
     return found
 

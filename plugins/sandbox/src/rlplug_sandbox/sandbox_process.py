@@ -97,8 +97,9 @@ class Worker:
         """
         problem, reply = "", {"failure": ""}
         filters = (True, False) if isolation.can_filter() else (False,)
-        ways = ((True, False), (False, True), (False, False))  # namespaces, Landlock
-        ways = tuple(each for each in ways if self.settings["folders"] is not None or not each[1])
+        ways = [(True, False), (False, True), (False, False)]  # namespaces, Landlock
+        if self.settings["folders"] is None:
+            ways.remove((False, True))
         for self.has_filter, (self.has_namespaces, self.has_landlock) in itertools.product(filters, ways):
             with tempfile.TemporaryDirectory(prefix="rlplug-") as self.bait:
                 os.chmod(self.bait, 0o777)
