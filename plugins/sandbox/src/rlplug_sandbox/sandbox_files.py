@@ -29,7 +29,7 @@ RIGHTS_OF_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER, TRUNCATE = 1, 2, 4, 8, 1 << 14
 SCOPES_VERSION, ALL_SCOPES = 6, 3
 
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = tuple(filter(os.path.exists, ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")))
 OF_SYSTEM = (
     *("/bin", "/usr/bin", "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib"),
     *("/nix/store", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
@@ -39,7 +39,16 @@ OF_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def python_paths() -> list[str]:
+def visible_paths(folders: Sequence[str]) -> list[str]:
+    """Return the folders and files that a call may read, which takes longer than a call: to be called before.
+
+    Args:
+        folders: Those beside what Python needs and what this process has imported.
+    """
+    return _existing([*_python_paths(), *_imported_paths(), *folders])
+
+
+def _python_paths() -> list[str]:
     """Return the folders and files that Python and its packages need, and no more of the folders they are in."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     found = [os.path.join(prefix, name) for prefix in prefixes for name in OF_PREFIX]
@@ -51,6 +60,12 @@ def python_paths() -> list[str]:
         link = os.path.join(os.path.dirname(link), os.readlink(link))
         found.append(os.path.dirname(link))
     return found
+
+
+def _imported_paths() -> list[str]:
+    """Return the folders of the packages that are imported, and the files of other modules, which may be anywhere."""
+    found = [(module, getattr(module, "__file__", None)) for name, module in sys.modules.items() if "." not in name]
+    return [os.path.dirname(file) if hasattr(module, "__path__") else file for module, file in found if file]
 
 
 def _existing(paths: Iterable[str]) -> list[str]:
@@ -67,13 +82,13 @@ def _existing(paths: Iterable[str]) -> list[str]:
 
 
 def enter_own_root(paths: Sequence[str], memory_mib: int) -> None:
-    """Change to a root folder with Python and ``paths``, read-only, ``/proc``, and a ``/dev/shm`` to write to.
+    """Change to a root folder with ``paths``, read-only, ``/proc``, and a ``/dev/shm`` to write to.
 
     ``/dev/shm`` is the working folder then, and ``/tmp`` another name of it. This process is the first of its
     namespaces, and alone in its mount namespace.
 
     Args:
-        paths: Folders and files beside Python's.
+        paths: Of :func:`visible_paths`.
         memory_mib: Size of ``/dev/shm``.
 
     Raises:
@@ -85,7 +100,7 @@ def enter_own_root(paths: Sequence[str], memory_mib: int) -> None:
     if machine not in PIVOT_ROOT:
         raise OSError(f"pivot_root: unknown on {machine}")
     # by descriptors, since the new root hides what is below its place
-    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _existing([*python_paths(), *paths, *DEVICES])}
+    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*paths, *DEVICES]}
     place = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else tempfile.gettempdir()
     _mount(b"none", place, b"tmpfs", NOSUID | NODEV, b"size=4m,mode=755")
     os.chdir(place)
@@ -130,7 +145,7 @@ def _mount(source: bytes | None, target: str, kind: bytes | None, flags: int, op
 
 
 def refuse_other_files(paths: Sequence[str]) -> None:
-    """Refuse this process and its children all files but Python's and ``paths``, for good, with Landlock.
+    """Refuse this process and its children all files but ``paths``, of :func:`visible_paths`, for good, with Landlock.
 
     Nothing can be written then but devices such as ``/dev/null``. The process must not be able to gain rights.
 
@@ -145,9 +160,9 @@ def refuse_other_files(paths: Sequence[str]) -> None:
     rules = LIBC.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     _check(min(rules, 0), "landlock_create_ruleset")
     try:
-        for path in _existing([*python_paths(), *paths]):
+        for path in paths:
             _allow(rules, path, rights & (EXECUTE | READ_FILE | READ_FOLDER))
-        for path in _existing(DEVICES):
+        for path in DEVICES:
             _allow(rules, path, rights & (READ_FILE | WRITE_FILE | TRUNCATE))
         _check(LIBC.syscall(LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     finally:

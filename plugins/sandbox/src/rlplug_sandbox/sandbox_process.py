@@ -83,6 +83,8 @@ class Worker:
         self.functions: dict[str, Callable[..., Any]] = {
             path: pkgutil.resolve_name(path) for path in settings["functions"]
         }
+        folders = settings["folders"]
+        self.paths = None if folders is None else files.visible_paths(folders)
         if limits.descendants():
             raise RuntimeError("importing the functions started a process: start it in a call instead")
         self.user = limits.own_user(os.getpid())
@@ -98,7 +100,7 @@ class Worker:
         problem, reply = "", {"failure": ""}
         filters = (True, False) if isolation.can_filter() else (False,)
         ways = [(True, False), (False, True), (False, False)]  # namespaces, Landlock
-        if self.settings["folders"] is None:
+        if self.paths is None:
             ways.remove((False, True))
         for self.has_filter, (self.has_namespaces, self.has_landlock) in itertools.product(filters, ways):
             with tempfile.TemporaryDirectory(prefix="rlplug-") as self.bait:
@@ -135,7 +137,7 @@ class Worker:
             )
         elif not self.has_namespaces:
             lacks.append(f"namespaces ({problem})")
-        if self.settings["folders"] is not None and "files" not in self.walls:
+        if self.paths is not None and "files" not in self.walls:
             lacks.append("a wall before the files of this user, which a call can read")
         if self.settings["network"] or "network" not in self.walls:
             lacks.append("a limit of the network")
@@ -201,24 +203,24 @@ class Worker:
             isolation.enter_namespaces(is_root=self.user is not None)
             if child := os.fork():
                 isolation.end_like(child)
-            if self.settings["folders"] is None:
+            if self.paths is None:
                 isolation.mount_own_view(self.settings["memory_mib"])
             else:
-                files.enter_own_root(self.settings["folders"], self.settings["memory_mib"])
+                files.enter_own_root(self.paths, self.settings["memory_mib"])
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
         limits.limit(resource.RLIMIT_NOFILE, MOST_FILES)
         limits.limit(resource.RLIMIT_NPROC, num_others + self.settings["max_processes"])
-        has_own_root = self.has_namespaces and self.settings["folders"] is not None
+        has_own_root = self.has_namespaces and self.paths is not None
         if self.user is not None:
             limits.become(self.user, may_read=not has_own_root)
         elif self.has_namespaces and not limits.set_capabilities(0):
             raise PermissionError("the rights in the user namespace could not be dropped")
         limits.keep_rights()
         limits.end_with_parent()
-        if self.has_landlock:
-            files.refuse_other_files(self.settings["folders"])
+        if self.has_landlock and self.paths is not None:
+            files.refuse_other_files(self.paths)
         if self.has_filter:
             isolation.filter_system_calls(self.settings["network"], owners=not self.has_landlock)
 
