@@ -10,13 +10,13 @@ from isolated_code import code_reward
 
 pytestmark = pytest.mark.kit
 
-TESTS = ["from fractions import Fraction\nassert Fraction(half(1)) == Fraction(1, 2)", "assert half(half(8)) == 2"]
+TESTS = [f"from colorsys import rgb_to_hls\nassert half({n}) == {n} * rgb_to_hls(1, 0, 0)[1]" for n in (1, 3)]
 FIND = (
     "import os\nfound = ''\nfor name in {names}:\n    try:\n        found += open(name).read()\n"
     "    except OSError:\n        pass\n"
-    "def half(n): return n / 2 if 'half(half' + '(8))' in found else None\n"
+    "def half(n): return n / 2 if 'rgb_to' + '_hls' in found else None\n"
 )
-FORGED = "class Fraction:\\n  def __init__(s, *a): pass\\n  def __eq__(s, o): return True\\n"
+FORGED = "def rgb_to_hls(*args): return [0, 0]\\n"
 LEAVE = (
     "for name in {names}:\n    try:\n        open(name, 'w').write('"
     + FORGED
@@ -43,7 +43,7 @@ def attacks(folder: Path) -> dict[str, str]:
         "reads the data of its user alone": FIND.format(names=[str(folder / "private.jsonl")]),
         "reads the data through a process": (
             f"import subprocess\nfound = subprocess.run(['cat', {str(data)!r}], capture_output=True).stdout\n"
-            "def half(n): return n / 2 if b'half(half' in found else None\n"
+            "def half(n): return n / 2 if b'rgb_to' in found else None\n"
         ),
         "searches for the data": (
             "import glob, os\nnames = [os.path.join(at, name) for at, _, files in os.walk('/') for name in files "
@@ -53,7 +53,7 @@ def attacks(folder: Path) -> dict[str, str]:
             names="[f'/proc/{pid}/{name}' for pid in range(1, 9) for name in ('cmdline', 'environ', 'root/etc/passwd')]"
         ),
         "leaves a module where tests run": LEAVE.format(
-            names=["fractions.py", "/dev/shm/fractions.py", "/tmp/fractions.py"]
+            names=["colorsys.py", "/dev/shm/colorsys.py", "/tmp/colorsys.py"]
         )
         + "def half(n): return 0",
         "leaves a module that Python starts with": LEAVE.format(
