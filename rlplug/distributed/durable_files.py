@@ -52,7 +52,6 @@ def write_file(path: Path, text: str, is_private: bool = False) -> None:
     """Replace ``path`` by a file with ``text``, as :func:`replaced` does; a private one is for its owner alone."""
     with replaced(path) as partial:
         if is_private:
-            partial.touch()
             partial.chmod(0o600)
         partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
 
