@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,8 +40,8 @@ def of_part(row: PromptRow, name: str) -> PromptRow:
     return replace(row, uid=f"{name}/{row.uid}", source=name) if name else row
 
 
-def check_row(row: Any) -> None:
-    """Check a row of any source.
+def check_row(row: Any) -> PromptRow:
+    """Return a checked copy of a row, which what the source changes later does not reach.
 
     Raises:
         ConfigError: It has no name or prompt, a prompt that no tokenizer can encode, or values of too many levels.
@@ -52,6 +53,7 @@ def check_row(row: Any) -> None:
     for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
         if problem := json_problem(value, is_json=False):
             raise ConfigError(f"{row.uid}: the {name} has {problem}.")
+    return replace(row, **copy.deepcopy({"prompt": row.prompt, "answer": row.answer, "metadata": dict(row.metadata)}))
 
 
 def optional_import(module: str, requirement: str, needed_by: str) -> Any:

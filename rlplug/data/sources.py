@@ -50,7 +50,7 @@ class PromptSource(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[PromptRow]:
-        """Yield every row, in the same order and with the same uids each time and on every rank.
+        """Yield every row, an object of its own, in the same order and with the same uids each time, on every rank.
 
         Raises:
             ConfigError: The source cannot be read; the message says what to write instead.
@@ -89,8 +89,7 @@ def read_rows(key: str, source: PromptSource) -> list[PromptRow]:
     rows: list[PromptRow] = []
     try:
         for row in source.rows():
-            check_row(row)
-            rows.append(row)
+            rows.append(check_row(row))
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
@@ -133,8 +132,7 @@ class FileSource(PromptSource):
         template: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        self.path = path
-        self.limit = limit
+        self.path, self.limit = path, limit
         check_ranges(self)
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 

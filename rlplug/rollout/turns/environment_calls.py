@@ -179,7 +179,7 @@ class EnvironmentCalls:
         if live.environment is not None:
             return live.environment.step(texts[-1])
         environment = self._make()
-        environment.response_template = getattr(self._tokenizer, "response_template", None)
+        object.__setattr__(environment, "response_template", getattr(self._tokenizer, "response_template", None))
         with self._live_lock:
             live.environment, is_released = environment, live.is_released
         if is_released:  # nobody waits for this call any more
@@ -210,8 +210,8 @@ async def _await_in_order(first: Awaitable[Any], calls: Sequence[Callable[[], An
 
 def _own_copy(prompt: Prompt) -> Prompt:
     """Return a copy for one environment: what it changes there reaches no other sample of the group, and no reward."""
-    own = copy.deepcopy((prompt.answer, dict(prompt.metadata)))
-    return dataclasses.replace(prompt, answer=own[0], metadata=own[1])
+    own = {"answer": prompt.answer, "metadata": dict(prompt.metadata), "messages": list(prompt.messages)}
+    return dataclasses.replace(prompt, **copy.deepcopy(own))
 
 
 def ask_environment(make: Callable[[], Environment]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,5 +1,6 @@
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from jsonargparse import ArgumentParser
 from pyarrow import parquet
 from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import FileSource, PromptRow, PromptSource
+from rlplug.data.sources import FileSource, PromptRow, PromptSource, read_rows
 from rlplug.errors import ConfigError
 
 RECORDS = [
@@ -397,3 +398,22 @@ def test_null_content_needs_tool_calls(tmp_path, calls):
     assert "may be null beside tool_calls" in error_of(
         FileSource(write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt}]))
     )
+
+
+def test_rows_of_one_object_keep_their_own_fields():
+    """Alone catches that every sample gets the last row's metadata, of a source that fills one dictionary again."""
+
+    class OneDictionary(PromptSource):
+        def rows(self) -> Iterator[PromptRow]:
+            fields: dict[str, Any] = {}
+            messages = [{"role": "user", "content": ""}]
+            for index in range(3):
+                fields["index"], messages[0]["content"] = index, f"{index}?"
+                yield PromptRow(f"one:{index}", messages, fields, fields)
+
+    rows = read_rows("data.train", OneDictionary())
+    assert [(row.prompt[0]["content"], row.answer["index"], row.metadata["index"]) for row in rows] == [
+        ("0?", 0, 0),
+        ("1?", 1, 1),
+        ("2?", 2, 2),
+    ]

@@ -249,8 +249,7 @@ def read_rows(rows: RowStream, most: int, name: str) -> list[PromptRow]:
     found: list[PromptRow] = []
     try:
         while len(found) < most and (row := rows.read()) is not None:
-            check_row(row)
-            found.append(row)
+            found.append(check_row(row))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     except Exception as error:  # network, files or libraries may raise anything
