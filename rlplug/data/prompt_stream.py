@@ -52,7 +52,7 @@ class TrainingPrompts(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and under ``fingerprint`` what it belongs to, as plain data."""
+        """Return the position, and under ``fingerprint`` what it belongs to, as plain data or tensors."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -38,6 +38,8 @@ def mixture(**weights: float) -> MixtureSource:
 
 
 class TestMixture(DataSourceConformance):
+    is_part = False
+
     def make_source(self) -> MixtureSource:
         return mixture(many=1, few=2)
 

@@ -54,6 +54,10 @@ KIT_FOLDER = tempfile.TemporaryDirectory()
 
 
 class TestStreamedSource(DataSourceConformance):
+    @pytest.fixture(autouse=True)
+    def cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(KIT_FOLDER.name) / "cache")
+
     def make_source(self) -> HFDatasetSource:
         return HFDatasetSource(str(write(Path(KIT_FOLDER.name) / "letters")), streaming=True)
 

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+import broken_environments
+import broken_rewards
+import broken_sources
 import broken_tasks
-from broken_tasks import AnswersLate, EnvironmentChecks, RewardChecks, SourceChecks, TakesTooLong
+import unusual_tasks
+from broken_tasks import EnvironmentChecks, RewardChecks, SourceChecks
 from test_task_sabotage import CAUGHT_BY
 
+from rlplug.data.sources import PromptRow
+
 KITS = {"reward": RewardChecks, "environment": EnvironmentChecks, "source": SourceChecks}
-SLOW = (TakesTooLong, AnswersLate)
+MORE = {"reward": broken_rewards, "environment": broken_environments, "source": broken_sources}
+DEADLINES = {"TakesTooLong": 0.05, "AnswersLate": 0.05, "ConnectsFirst": 0.05, "ClosesLate": 0.05}
+DEADLINES |= {"AwaitsForEver": 0.3, "BlocksItsLoop": 0.3, "WaitsForRows": 0.5}
+"""Of those that are late; others get more time than they may need on a busy machine."""
+ENDS_AT = 1000
+"""Rows by which the source without an end should have ended."""
+
+RIGHT = {"Fine": "TakesLongForShort", "Guess": "SwapsItsAnswers", "Rows": "BeginsAtOne"}
+EXPECTED = {
+    "TakesLongForShort": [1 / 2, 1 / 16, 1.0, 1 / 12],
+    "SwapsItsAnswers": [
+        [("earlier", 0.0, False), ("earlier", 0.0, False), ("", 0.0, True)],
+        [("later", 0.0, False), ("later", 0.0, False), ("later", 0.0, False)],
+    ],
+    "BeginsAtOne": [PromptRow("rows:0", "0>", "0", {})],
+}
+"""What the parts without mistakes answer."""
+SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
+"""Their rewards over the largest so far, in two rounds."""
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        part = getattr(broken_tasks, name)
-        settings = {kind: part} | ({"deadline_s": 0.05} if part in SLOW else {})
+        part = getattr(MORE[kind], name, None) or getattr(broken_tasks, name)
+        settings = {kind: part} | ({"deadline_s": DEADLINES[name]} if name in DEADLINES else {})
+        if name in EXPECTED or name in ("Fine", "Guess", "Rows"):
+            values = EXPECTED[name if name in EXPECTED else RIGHT[name]]
+            settings["expected"] = lambda _, values=values: values
+        if name == "HalvesWhatItScales":
+            settings["expected_scaled"] = lambda _: SCALED
+        settings |= {"most_rows": ENDS_AT} if kind == "source" else {}
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)
 
-TestFineAndScaled = type("TestFineAndScaled", (RewardChecks,), {"reward": broken_tasks.FineAndScaled})
+TestFineAndScaled = type(
+    "TestFineAndScaled", (RewardChecks,), {"reward": broken_tasks.FineAndScaled, "expected_scaled": lambda _: SCALED}
+)
+for name, checks in unusual_tasks.CHECKS.items():
+    globals()[f"Test{name}"] = type(f"Test{name}", (checks,), {})

@@ -346,6 +346,11 @@ class HalvesOfPairs(Rows):
         return PromptRow(f"rows:{index}", "a\ud800" if index == 4 else "b", None, {})
 
 
+class MixesForms(Rows):
+    def row(self, index: int) -> Any:
+        return PromptRow(f"rows:{index}", [{"role": "user", "content": "a"}] if index == 4 else "b", None, {})
+
+
 class EmptyPrompts(Rows):
     def row(self, index: int) -> Any:
         return PromptRow(f"rows:{index}", "", None, {})

@@ -66,9 +66,13 @@ class TestJudge(RewardConformance):
         return make_judge(self.server, self.template)
 
 
+def prefers_short(first: str, second: str) -> str:
+    return "tie" if len(first) == len(second) else "first" if len(first) < len(second) else "second"
+
+
 class TestPairwiseJudge(TestJudge):
     def make_reward(self) -> Reward:
-        self.server.reply = lambda body: Reply(chat("first" if min(said(body).split("|")) == "2+2=4, so 4" else "tie"))
+        self.server.reply = lambda body: Reply(chat(prefers_short(*said(body).split("|"))))
         self.template.write_text("{{ first }}|{{ second }}")
         return PairwiseJudge(self.server.endpoint(), str(self.template), "plain")
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import logging
 import os
+import resource
+import shutil
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import broken_environments
+import broken_rewards
+import broken_sources
 import pytest
+import torch
+import unusual_tasks
 from nested_pytest import Outcomes, run_checks
 
 pytestmark = pytest.mark.nightly
@@ -23,7 +34,7 @@ CAUGHT_BY = {
         "RaisesOnOrdinaryText": {"test_samples_are_scored_without_exceptions"},
         "DropsTheLast": {"test_there_is_one_value_for_each_sample"},
         "ReturnsTexts": {"test_values_are_numbers_or_errors"},
-        "FailsAlways": {"test_samples_have_rewards"},
+        "FailsAlways": {"test_samples_have_different_rewards"},
         "CountsItsCalls": {"test_rewards_repeat"},
         "SortsItsBatch": {"test_rewards_do_not_depend_on_the_batch"},
         "FavoursTheFirst": {"test_rewards_do_not_depend_on_the_batch"},
@@ -54,6 +65,7 @@ CAUGHT_BY = {
     },
     "source": {
         "Empty": {"test_rows_can_be_read"},
+        "MixesForms": {"test_prompts_are_of_one_form"},
         "HalvesOfPairs": {"test_rows_are_well_formed"},
         "EmptyPrompts": {"test_prompts_are_texts_or_messages"},
         "OneUid": {"test_uids_are_unique"},
@@ -66,18 +78,42 @@ CAUGHT_BY = {
     },
 }
 """For each kind: its mistakes, and the checks that find each."""
+for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
+    CAUGHT_BY[kind] |= more.CAUGHT_BY
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Mistakes change this process and its working folder: both are put back."""
-    deadline, mask = socket.getdefaulttimeout(), os.umask(0o022)
+    """Mistakes change this process, its working folder and the folder of temporary files: all are put back."""
+    deadline, mask, digits = socket.getdefaulttimeout(), os.umask(0o022), sys.get_int_max_str_digits()
+    functions, files = (builtins.exit, builtins.input), resource.getrlimit(resource.RLIMIT_NOFILE)
+    loggers = [logging.getLogger(name) for name in ("transformers", "asyncio")]
+    levels = [logger.level for logger in loggers]
     try:
-        with contextlib.chdir(tmp_path_factory.mktemp("mistakes")):
+        with contextlib.chdir(tmp_path_factory.mktemp("mistakes")), pytest.MonkeyPatch.context() as environment:
+            environment.setenv("HF_HUB_OFFLINE", "1")
             yield run_checks([CHECKS])
     finally:
         os.umask(mask)
         socket.setdefaulttimeout(deadline)
+        sys.set_int_max_str_digits(digits)
+        builtins.exit, builtins.input = functions
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        torch.set_grad_enabled(True)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        _release(broken_rewards.LEFT)
+
+
+def _release(left: list[object]) -> None:
+    for each in left:
+        if isinstance(each, threading.Event):
+            each.set()
+        elif isinstance(each, Path):
+            shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+        else:
+            each.close()  # type: ignore[attr-defined]
+    left.clear()
 
 
 @pytest.mark.parametrize("mistake", [mistake for mistakes in CAUGHT_BY.values() for mistake in mistakes])
@@ -87,7 +123,7 @@ def test_mistakes_are_caught_by_the_checks_for_them(outcomes: Outcomes, mistake:
     assert failed == expected
 
 
-@pytest.mark.parametrize("part", ["Fine", "FineAndScaled", "Guess", "Rows"])
+@pytest.mark.parametrize("part", ["Fine", "FineAndScaled", "Guess", "Rows", *unusual_tasks.CHECKS])
 def test_a_part_without_mistakes_passes(outcomes: Outcomes, part: str) -> None:
     assert [check for of, check in outcomes.failed if of == f"Test{part}"] == []
     assert [check for of, check in outcomes.passed if of == f"Test{part}"]

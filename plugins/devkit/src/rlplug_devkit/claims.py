@@ -111,6 +111,10 @@ class ConformanceReport:
         """Open a tally for a test class; see :class:`Tally` for the arguments."""
         self._tallies.setdefault(tests, Tally(subject, claims))
 
+    def has_failure(self, tests: str) -> bool:
+        """Return whether a check of a test class has failed so far."""
+        return tests in self._failed
+
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
         """Run a check of a kit within the guard of its class, where it has one."""

@@ -7,18 +7,22 @@ import ctypes
 import decimal
 import faulthandler
 import gc
+import json
 import locale
 import logging
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,8 +33,20 @@ import pytest
 import torch
 
 SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
-SHARED_HELPERS: Final = ("resource_tracker", "forkserver")
-"""Parts of the command lines of Python's own helper processes, which last as long as the process."""
+SHARED_HELPERS: Final = ("resource_tracker", "forkserver", "rlplug_devkit.other_process")
+"""Parts of the command lines of helper processes, Python's own and the kit's, which last as long as the process."""
+SHARED_FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
+    os: ("kill", "system", "fork", "putenv", "remove", "removedirs", "rename", "chdir", "getcwd", "urandom"),
+    time: ("time", "sleep", "monotonic", "perf_counter"),
+    socket: ("socket", "create_connection", "getaddrinfo"),
+    subprocess: ("Popen", "run"),
+    random: ("random", "shuffle", "Random"),
+    json: ("dumps", "loads"),
+    signal: ("signal", "alarm"),
+}
+"""Functions of Python's modules that the whole process calls, which some code replaces to confine what it evaluates."""
+LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
+"""Loggers of libraries, whose level others have chosen where there is one."""
 M_MMAP_THRESHOLD: Final = -3
 """Option of glibc's ``mallopt``, of ``malloc.h``."""
 BLOCK_BYTES: Final = 32768
@@ -86,6 +102,16 @@ def process_state() -> dict[str, Any]:
         "the root logger": (root.level, root.disabled, logging.root.manager.disable),
         "loggers of the run": {name: _levels(logging.getLogger(name)) for name in LOGGERS},
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
+        "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
+        "functions of Python's modules": {
+            f"{module.__name__}.{name}": id(getattr(module, name, None))
+            for module, names in SHARED_FUNCTIONS.items()
+            for name in names
+        },
+        "the longest integer as text": sys.get_int_max_str_digits(),
+        "the time zone": time.tzname,
+        "the folder of temporary files": tempfile.gettempdir(),
+        "the limits of resources": {name: resource.getrlimit(getattr(resource, name)) for name in _limits()},
         "the way to show warnings": warnings.showwarning,
         "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
         "the decimal context": (decimal.getcontext().prec, decimal.getcontext().rounding),
@@ -113,6 +139,10 @@ def _is_for_all(entry: Any) -> bool:
     return bool(message is None and module is None and line == 0 and category.__module__ == "builtins")
 
 
+def _limits() -> list[str]:
+    return [name for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
 def _levels(logger: logging.Logger) -> tuple[int, bool, bool]:
     return logger.level, logger.disabled, logger.propagate
 
@@ -120,6 +150,7 @@ def _levels(logger: logging.Logger) -> tuple[int, bool, bool]:
 def changes_since(before: dict[str, Any]) -> dict[str, str]:
     """Return what of :func:`process_state` differs from ``before``, each with the former and the present value."""
     after, changes = process_state(), {}
+    after["log levels"] = {name: after["log levels"].get(name) for name in before["log levels"]}  # of no later import
     for name, former in before.items():
         if after[name] != former:
             changes[name] = _difference(former, after[name])

@@ -1,13 +1,18 @@
-"""What the checks of rewards and environments share: calls as a run makes them, hostile texts, random generators."""
+"""What the kits of tasks share: calls as a run makes them, what those leave behind, hostile texts."""
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy
+import psutil
 import pytest
 import torch
 
@@ -15,15 +20,28 @@ from rlplug.timeouts import Call, TimeoutExecutor
 from rlplug_devkit import claims
 from rlplug_devkit.claims import ConformanceReport
 from rlplug_devkit.process_guard import ProcessGuard
-from rlplug_devkit.process_state import generator_states, moved
+from rlplug_devkit.process_state import children, generator_states, moved
+from rlplug_devkit.tasks.elsewhere import ask_elsewhere
+from rlplug_devkit.tasks.task_guard import TaskGuard
+from rlplug_devkit.written_files import WrittenFiles
 
 NUM_THREADS: Final = 8
+NUM_REPEATED: Final = 5
+"""Calls of which each may leave something."""
+RELEASE_S: Final = 3.0
+"""Longest time for what a call has closed to end, in seconds."""
+ELSEWHERE_S: Final = 600.0
+"""Longest time for another process to start, import and answer, in seconds."""
+OWN_THREADS: Final = "rlplug-"
+"""How the names of the threads begin that make the calls."""
 UNUSUAL_SEED: Final = 918_273_645
 NOT_COMPARED: Final = f"{claims.NOT_COMPARED}an earlier check says what is wrong with the calls"
 HOSTILE: Final = {
     "nothing": "",
     "white space": " \n\t\r\n",
     "long": "1 + (" * 20_000,
+    "ten thousand words": "the answer is 4, " * 2_500,
+    "long white space": " " * 20_000 + "x",
     "control characters": "\x00\x1b[2J\x07\x7f",
     "end tokens": "<|im_end|><|endoftext|></s><think></tool_call>",
     "numbers": "1e400 -0 NaN 9" + "9" * 500 + " 1_000 ١٢٣",
@@ -35,19 +53,10 @@ HOSTILE: Final = {
 """Texts that a policy may write, by what they are."""
 
 
-def run_calls(functions: Sequence[Callable[[], Any]], deadline_s: float) -> list[Call]:
-    """Call functions as a run does: at once, in threads or on an event loop, each with a deadline.
-
-    Returns:
-        Their calls, of which each has a ``value`` or an ``error``. What a function returns is a list where it can be.
-    """
-    executor = TimeoutExecutor(deadline_s, NUM_THREADS)
-    return executor.run(functions, [_as_list] * len(functions))
-
-
-def _as_list(returned: Any) -> Any:
-    is_list = hasattr(type(returned), "__iter__") and not isinstance(returned, str | bytes | dict)
-    return list(returned) if is_list else returned
+def as_list(returned: Any) -> Any:
+    """Return what a call returned, as a list where it yields values: a run reads them in the call's thread too."""
+    is_iterable = hasattr(type(returned), "__iter__") and not isinstance(returned, str | bytes | dict)
+    return list(returned) if is_iterable else returned
 
 
 @contextmanager
@@ -72,13 +81,19 @@ def same_random_generators(subject: str) -> Iterator[None]:
 
 
 class TaskChecks:
-    """Base class of the checks: their report, and settings that all have."""
+    """Base class of the checks: their report, calls as a run makes them, and settings that all have."""
 
     deadline_s = 30.0
     """Longest time for one call in seconds."""
     guard: ProcessGuard
     """What the checks of the class have changed of the process until now."""
+    writes_into: ClassVar[Sequence[Path | str]] = ()
+    """Files and folders that options of the plugin name for it to write; temporary files and caches are free."""
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: a call may hold the interpreter's lock
+    _reports: ConformanceReport | None = None
+    _tests = ""
+    _is_late: ClassVar[bool] = False
+    """Whether ordinary calls miss their deadline, or never end: no later check waits for more of them."""
 
     def _subject(self) -> str:
         """Return the name of what is tested."""
@@ -89,7 +104,87 @@ class TaskChecks:
         if "guard" not in type(self).__dict__:
             type(self).guard = ProcessGuard()
         claim = "every check"
-        ConformanceReport.of(request.config).include(
-            request.node.nodeid.rpartition("::")[0], self._subject(), {claim: None}
-        )
+        self._reports, self._tests = ConformanceReport.of(request.config), request.node.nodeid.rpartition("::")[0]
+        self._reports.include(self._tests, self._subject(), {claim: None})
         request.node.user_properties.append(("rlplug_claim", claim))
+        if self._is_late:
+            pytest.skip(NOT_COMPARED)
+
+    def _not_compared(self, problem: str) -> NoReturn:
+        """End a check whose calls failed: skip it where another has failed before, and fail it otherwise."""
+        self._skip_after_failure()
+        pytest.fail(f"only in this check, {problem}", pytrace=False)
+
+    def _skip_after_failure(self) -> None:
+        """Skip a check that repeats others for a more special case, where one has failed before."""
+        if self._reports is not None and self._reports.has_failure(self._tests):
+            pytest.skip(NOT_COMPARED)
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _guard(cls) -> TaskGuard:
+        """Return the guard of all calls of this class: what one changes once is there in all later ones."""
+        if "_own_guard" not in vars(cls):
+            cls._own_guard = TaskGuard(WrittenFiles(cls.writes_into))  # type: ignore[attr-defined]
+        guard: TaskGuard = cls._own_guard  # type: ignore[attr-defined]
+        return guard
+
+    @classmethod
+    def _executor(cls) -> TimeoutExecutor:
+        """Return the executor of all calls of this class: those on its event loop share the loop, as in a run."""
+        if "_own_executor" not in vars(cls):
+            cls._own_executor = TimeoutExecutor(cls.deadline_s, NUM_THREADS)  # type: ignore[attr-defined]
+        executor: TimeoutExecutor = cls._own_executor  # type: ignore[attr-defined]
+        return executor
+
+    def _calls(self, functions: Sequence[Callable[[], Any]], read: Callable[[Any], Any] = as_list) -> list[Call]:
+        """Call functions as a run does: at once, in threads or on an event loop, each with a deadline.
+
+        Returns:
+            Their calls, of which each has a ``value``, as ``read`` makes it of what was returned, or an ``error``.
+        """
+        return self._executor().run(functions, [read] * len(functions))
+
+    # ---- checks that all kinds have -------------------------------------------------------------------------------
+
+    def _require_unchanged_process(self, subject: str) -> None:
+        changes = self._guard().changes
+        assert not changes, (
+            f"{subject}: {'; '.join(changes.values())}. The trainer and all other plugins share that: pass options to "
+            "the calls that need them, restore in finally, and write into temporary files, or what writes_into names."
+        )
+
+    def _require_nothing_left(self, subject: str, once: Callable[[], Any]) -> None:
+        """Fail when each call of ``once`` leaves a thread, a process, an open file or a temporary file."""
+        once()
+        before = self._held()
+        for _ in range(NUM_REPEATED):
+            once()
+        ends_at = time.monotonic() + RELEASE_S
+        while grown := [name for name, n in self._held().items() if n - before[name] >= NUM_REPEATED]:
+            if time.monotonic() > ends_at:
+                pytest.fail(
+                    f"{subject} leaves {', '.join(grown)} behind each time: a run calls it a hundred thousand times. "
+                    "Close and join what a call has opened.",
+                    pytrace=False,
+                )
+            time.sleep(0.1)
+            gc.collect()
+
+    def _held(self) -> dict[str, int]:
+        return {
+            "a thread": sum(not thread.name.startswith(OWN_THREADS) for thread in threading.enumerate()),
+            "a process": len(children()),
+            "an open file": psutil.Process().num_fds(),
+            "a temporary file": len(self._guard().files.left()),
+        }
+
+    def _elsewhere(self, method: str) -> Any:
+        """Return what a method of the test class returns in another process, with other hashes of texts."""
+        try:
+            return ask_elsewhere(self, method, ELSEWHERE_S)
+        except LookupError as error:
+            pytest.skip(f"does not apply: {error}")
+        except RuntimeError as error:
+            return self._not_compared(f"another process cannot make or ask it: {error}")

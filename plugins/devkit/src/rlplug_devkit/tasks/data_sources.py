@@ -2,150 +2,227 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Iterator
+import dataclasses
+import io
+import json
+import pickle
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import ClassVar, Final
+from typing import Any, Final
 
+import numpy as np
 import pytest
+import torch
 
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import TrainingPrompts
-from rlplug.data.sources import PromptRow, PromptSource, check_row
-from rlplug.errors import ConfigError
+from rlplug.data.sources import PromptSource
+from rlplug.errors import ConfigError, describe
+from rlplug.types import Prompt, Sample
 from rlplug_devkit.models import make_tokenizer
-from rlplug_devkit.tasks.calls import NOT_COMPARED, TaskChecks, run_calls, same_random_generators
+from rlplug_devkit.tasks.rows import SourceRowChecks
+from rlplug_devkit.tasks.scoring import make_sample
 
 NUM_DRAWN: Final = 8
 """Training prompts that are drawn before and behind a place."""
+KEY: Final = "data.train"
 
 
-class DataSourceConformance(TaskChecks):
-    """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest.
-
-    Attributes:
-        num_rows: Rows that are looked at, from the first.
-    """
-
-    deadline_s = 300.0
-    """Longest time in seconds to read ``num_rows`` rows."""
-    num_rows: ClassVar[int] = 200
-
-    def make_source(self) -> PromptSource:
-        """Return the source, as a YAML file would make it."""
-        raise NotImplementedError(f"{type(self).__name__}.make_source must return the source to test")
+class DataSourceConformance(SourceRowChecks):
+    """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
 
     def make_broken_source(self) -> PromptSource | None:
         """Return a source of what is not there, such as a wrong path; ``None`` where nothing can be wrong."""
         return None
 
-    def _subject(self) -> str:
-        return type(self.make_source()).__name__
+    # ---- training prompts -----------------------------------------------------------------------------------------
 
-    def _rows(self, source: PromptSource) -> tuple[list[PromptRow], str]:
-        """Return the first rows, or what went wrong."""
-        (call,) = run_calls([lambda: islice(source.rows(), self.num_rows)], self.deadline_s)
-        return (call.value, "") if not call.error else ([], call.error)
+    def _training_prompts(self, seed: int = 1, shuffle: bool = True, name: str = "") -> TrainingPrompts:
+        """Return training prompts as a run makes them; end the check where that fails."""
 
-    def _compared(self, source: PromptSource) -> list[PromptRow]:
-        rows, error = self._rows(source)
-        if error or not rows or not all(isinstance(row, PromptRow) for row in rows):
-            pytest.skip(NOT_COMPARED)
-        return rows
+        def make() -> TrainingPrompts:
+            rows = self.make_source().for_training(KEY, name)
+            tokenizer = make_tokenizer(100)
+            tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+            rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1)
+            encoder = PromptEncoder(rules, rows.known, None, None, None, "refuse")
+            return rows.prompts(encoder, shuffle=shuffle, seed=seed)
 
-    def test_rows_can_be_read(self) -> None:
-        rows, error = self._rows(self.make_source())
-        assert not error, f"rows() raised {error}"
-        assert rows, "rows() yields nothing: a source has at least one row, and an empty one is a ConfigError."
+        prompts: TrainingPrompts = self._of_training(make)
+        return prompts
 
-    def test_rows_are_well_formed(self) -> None:
-        rows, error = self._rows(self.make_source())
-        if error:
-            pytest.skip(NOT_COMPARED)
-        for row in rows:
-            try:
-                check_row(row)
-            except ConfigError as problem:
-                pytest.fail(f"a run refuses a row: {problem}", pytrace=False)
+    def _of_training(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, in a call; skip the check where rows or earlier prompts are at fault."""
+        self._skip_after_failure()
+        with self._guard().around("for_training"):
+            (call,) = self._calls([function], read=lambda returned: returned)
+        if call.error:
+            self._not_compared(f"for_training and its prompts: {call.error}")
+        return call.value
 
-    def test_prompts_are_texts_or_messages(self) -> None:
-        for row in self._compared(self.make_source()):
-            if isinstance(row.prompt, str):
-                assert row.prompt, f"{row.uid}: the prompt is empty."
-                continue
-            for message in row.prompt if isinstance(row.prompt, list) else [None]:
-                assert isinstance(message, dict), f"{row.uid}: {message!r} is no message: give role and content."
-                assert {"role", "content"} <= message.keys(), f"{row.uid}: a message has {sorted(message)}."
+    def _taken(self, prompts: TrainingPrompts, num_prompts: int) -> list[Prompt]:
+        taken: list[Prompt] = self._of_training(lambda: prompts.take(num_prompts))
+        return taken
 
-    def test_uids_are_unique(self) -> None:
-        counts = Counter(row.uid for row in self._compared(self.make_source()) if isinstance(row.uid, str))
-        twice = [uid for uid, count in counts.items() if count > 1]
-        assert not twice, f"{len(twice)} uids are of several rows, first {twice[0]!r}: samples are found by their uid."
+    def test_rows_for_training_are_known_by_their_part(self) -> None:
+        """A mixture gives each part a name, which its rows' uids begin with."""
+        if not self.is_part:
+            pytest.skip("does not apply: is_part is False")
+        for name in ("", "part"):
+            known = self._of_training(lambda name=name: list(self.make_source().for_training(KEY, name).known))
+            assert known, "for_training knows no row: give its rows, or the first ones, as known."
+            wrong = [row.uid for row in known if row.source != name or not row.uid.startswith(f"{name}/" * bool(name))]
+            assert not wrong, f"in the part {name!r} of a mixture, {wrong[0]!r} is not of_part(row, {name!r})."
+        drawn = {prompt.source for prompt in self._taken(self._training_prompts(name="part"), NUM_DRAWN)}
+        assert drawn == {"part"}, f"in the part 'part' of a mixture, prompts are of {sorted(drawn)}: use of_part."
 
-    def test_rows_repeat(self) -> None:
-        """A resumed run counts rows, and every rank reads them for itself."""
-        source = self.make_source()
-        first, again, other = (copy.deepcopy(self._compared(s)) for s in (source, source, self.make_source()))
-        advice = "A resumed run, and another rank, would train on other prompts. Sort what has no order, and seed."
-        assert first == again, f"the same source yields other rows the second time. {advice}"
-        assert first == other, f"a second source with the same options yields other rows. {advice}"
-
-    def test_readers_do_not_share_their_place(self) -> None:
-        """A run counts the rows before it draws from them."""
-        source = self.make_source()
-        expected = self._compared(source)
-        if expected != self._compared(source):
-            pytest.skip(NOT_COMPARED)
-        one, two = source.rows(), source.rows()
-        pairs = list(islice(zip(one, two, strict=False), len(expected)))
-        assert pairs == [(row, row) for row in expected], (
-            "two iterators of one source, read in turn, do not yield the same rows: keep the place in the iterator, "
-            "not in self."
-        )
-
-    def test_rows_are_read_when_they_are_asked_for(self) -> None:
-        """A source may have a million rows, and ``--help`` makes it."""
-        rows = self.make_source().rows()
-        assert isinstance(rows, Iterator), f"rows() returned {type(rows).__name__}: yield rows, or return iter(...)."
-
-    def test_global_random_generators_are_left_alone(self) -> None:
-        with same_random_generators("the source"):
-            self._rows(self.make_source())
+    def test_training_prompts_are_as_they_say(self) -> None:
+        prompts = self._training_prompts()
+        drawn = self._taken(prompts, NUM_DRAWN)
+        assert len(drawn) == NUM_DRAWN, f"take({NUM_DRAWN}) returned {len(drawn)} prompts: begin anew at the end."
+        assert self._taken(prompts, 0) == [], "take(0) returned prompts."
+        count: Any = prompts.num_prompts
+        assert count is None or (type(count) is int and count > 0), f"num_prompts is {count!r}: a number, or None."
+        longest = max(len(prompt.token_ids) for prompt in drawn)
+        assert longest <= prompts.longest_prompt, f"a prompt has {longest} tokens, and longest_prompt says otherwise."
+        by_uid = prompts.by_uid
+        is_counted = not by_uid or count == len(by_uid)
+        assert is_counted, f"num_prompts is {count}, and by_uid has {len(by_uid)} prompts: count those of one pass."
+        wrong = [prompt.uid for prompt in drawn if by_uid and by_uid.get(prompt.uid) != prompt]
+        assert not wrong, f"by_uid does not have the prompt {wrong[0]!r} that was drawn."
+        metrics: Any = dict(prompts.metrics())
+        is_known = all(isinstance(n, str) and isinstance(v, int | float) for n, v in metrics.items())
+        assert is_known, f"metrics() returned {metrics}: return numbers by name."
 
     def test_training_prompts_go_on_at_their_place(self) -> None:
-        """A checkpoint has the place in the prompts, however the source draws them."""
-        if self._compared(self.make_source()) != self._compared(self.make_source()):
-            pytest.skip(NOT_COMPARED)
-        try:
-            expected = self._training_prompts().take(2 * NUM_DRAWN)
-        except ConfigError:  # of a row, which another check looks at
-            pytest.skip(NOT_COMPARED)
+        """A checkpoint has the place in the prompts, however the source draws them, and what they have learnt."""
+        expected = self._taken(self._training_prompts(), 2 * NUM_DRAWN)
         for place in (0, 1, NUM_DRAWN):
             first, second = self._training_prompts(), self._training_prompts()
-            assert first.take(place) == expected[:place], f"a second rank draws other prompts of the first {place}."
-            state = copy.deepcopy(first.state_dict())
-            second.take(NUM_DRAWN - place)
+            assert self._taken(first, place) == expected[:place], f"a second rank draws others of the first {place}."
+            state = self._state(first)
+            self._taken(second, NUM_DRAWN - place)
             second.load_state_dict(state)
-            assert second.take(NUM_DRAWN) == expected[place : place + NUM_DRAWN], (
+            assert self._taken(second, NUM_DRAWN) == expected[place : place + NUM_DRAWN], (
                 f"training prompts with the state after {place} of them go on elsewhere."
             )
 
-    def _training_prompts(self) -> TrainingPrompts:
-        rows = self.make_source().for_training("data.train")
-        tokenizer = make_tokenizer(100)
-        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1)
-        return rows.prompts(PromptEncoder(rules, rows.known, None, None, None, "refuse"), shuffle=True, seed=1)
+    def test_observed_samples_go_on_too(self) -> None:
+        """A rank may have no sample of a step; what prompts learn of samples is in their state."""
+        first, second = self._training_prompts(), self._training_prompts()
+        for _ in range(2):
+            drawn = self._taken(first, NUM_DRAWN)
+            self._of_training(lambda drawn=drawn: first.observe(_scored(drawn), _alone))
+        self._of_training(lambda: first.observe([], _alone))
+        second.load_state_dict(self._state(first))
+        expected, found = (self._taken(each, 2 * NUM_DRAWN) for each in (first, second))
+        assert expected == found, "a resumed run draws other prompts than one that goes on: put all into state_dict."
+
+    def _state(self, prompts: TrainingPrompts) -> Any:
+        saved = io.BytesIO()
+        torch.save(self._of_training(prompts.state_dict), saved)
+        saved.seek(0)
+        try:
+            return torch.load(saved, weights_only=True)
+        except pickle.UnpicklingError as error:
+            text = str(error).partition("\n")[0]
+            pytest.fail(f"state_dict() of training prompts is no plain data, nor tensors: {text}", pytrace=False)
+
+    def test_a_state_stays_as_it_was(self) -> None:
+        """A step that is undone restores the state from before."""
+        prompts = self._training_prompts()
+        self._taken(prompts, 3)
+        state = self._of_training(prompts.state_dict)
+        kept = _as_text(state)
+        expected = self._taken(prompts, NUM_DRAWN)
+        self._of_training(lambda: prompts.observe(_scored(expected), _alone))
+        assert _as_text(state) == kept, "later draws change what state_dict returned: return a copy."
+        prompts.load_state_dict(state)
+        assert self._taken(prompts, NUM_DRAWN) == expected, "a state, restored in the same object, goes on elsewhere."
+
+    def test_draws_do_not_depend_on_their_size(self) -> None:
+        """A step of a resumed run may draw in other portions."""
+        whole, parts = self._training_prompts(), self._training_prompts()
+        expected = self._taken(whole, 2 * NUM_DRAWN)
+        found = [prompt for size in (1, 2, 5, NUM_DRAWN) for prompt in self._taken(parts, size)]
+        assert expected == found, "prompts that are drawn in other portions are others: keep one order."
+
+    def test_the_seed_gives_the_order(self) -> None:
+        orders = [
+            [prompt.uid for prompt in self._taken(self._training_prompts(seed, shuffle), 2 * NUM_DRAWN)]
+            for seed, shuffle in ((1, True), (2, True), (1, False), (2, False))
+        ]
+        if len({*orders[2]}) >= NUM_DRAWN:
+            assert orders[0] != orders[1], "seeds 1 and 2 draw the same order: shuffle by the seed."
+            assert orders[0] != orders[2], "data.shuffle: true draws the order of the rows: shuffle by the seed."
+        assert orders[2] == orders[3], "with data.shuffle: false, the order depends on the seed."
+
+    def test_another_process_draws_the_same_prompts(self) -> None:
+        here, there = self._drawn(), self._elsewhere("_drawn")
+        assert here == there, f"another process draws {there} instead of {here}: so would another rank."
+
+    def _drawn(self) -> list[str]:
+        """Return the uids of the first training prompts."""
+        return [prompt.uid for prompt in self._taken(self._training_prompts(), 2 * NUM_DRAWN)]
+
+    # ---- what is not there ----------------------------------------------------------------------------------------
 
     def test_what_cannot_be_read_is_a_configuration_error(self) -> None:
-        broken = self.make_broken_source()
-        if broken is None:
-            pytest.skip("does not apply: make_broken_source returns None")
-        try:
-            list(islice(broken.rows(), 1))
-        except ConfigError:
-            return
-        except Exception as error:  # noqa: BLE001 - whichever it is, it is the wrong one
-            pytest.fail(f"rows() raised {type(error).__name__}: {error}. Raise a ConfigError.", pytrace=False)
-        pytest.fail("rows() of what is not there raised nothing: raise a ConfigError.", pytrace=False)
+        for what in ("rows()", "for_training()"):
+            try:
+                broken = self.make_broken_source()
+                if broken is None:
+                    pytest.skip("does not apply: make_broken_source returns None")
+                if what == "rows()":
+                    list(islice(broken.rows(), 1))
+                else:
+                    broken.for_training(KEY)
+            except ConfigError as error:
+                problem = _problem_of(str(error), KEY if what == "for_training()" else "")
+                if problem:
+                    pytest.fail(f"{what} raised {problem}", pytrace=False)
+                continue
+            except Exception as error:  # noqa: BLE001 - whichever it is, it is the wrong one
+                pytest.fail(f"{what} raised {describe(error)}. Raise a ConfigError.", pytrace=False)
+            pytest.fail(f"{what} of what is not there raised nothing: raise a ConfigError.", pytrace=False)
+
+    # ---- what it changes, and leaves behind -----------------------------------------------------------------------
+
+    def test_readers_leave_nothing_behind(self) -> None:
+        """Also those that stop before the end."""
+        source = self.make_source()
+
+        def read_two() -> None:
+            with self._guard().around("rows"):
+                self._calls([lambda: islice(source.rows(), 2)])
+
+        self._require_nothing_left("a reader", read_two)
+
+    def test_the_process_is_left_as_it_was(self) -> None:
+        """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
+        self._rows(self.make_source())
+        self._require_unchanged_process("a source")
+
+
+def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
+    """Return a sample of each prompt; those of every second have a reward."""
+    return [
+        dataclasses.replace(
+            make_sample("made up"), prompt=prompt, group=index, reward=float(index % 2), rewards={"a": float(index % 2)}
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _problem_of(text: str, key: str) -> str:
+    if not text.strip():
+        return "a ConfigError without a message: say what to write instead."
+    return "" if text.startswith(key) else f"{text!r}: begin the message with the key, {key}."
+
+
+def _as_text(state: Any) -> str:
+    return json.dumps(state, default=lambda tensor: tensor.tolist())
+
+
+def _alone(array: Any) -> Any:
+    return np.asarray(array)

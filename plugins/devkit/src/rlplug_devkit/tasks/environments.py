@@ -2,133 +2,69 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import cycle, islice
+from typing import Any, ClassVar, Final
 
 import pytest
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.environment import Environment, StepResult
 from rlplug.rollout.turns.environment_calls import ask_environment
-from rlplug.rollout.turns.step_answer import StepAnswer, read_step
-from rlplug.timeouts import CallError
 from rlplug.types import Prompt
-from rlplug_devkit.tasks.calls import HOSTILE, NOT_COMPARED, NUM_THREADS, TaskChecks, run_calls, same_random_generators
+from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, same_random_generators
+from rlplug_devkit.tasks.playing import Played, Plays
+from rlplug_devkit.tasks.playing import make_prompt as make_prompt
 
-SEED = 17
-
-
-def make_prompt(text: str = "a>", answer: Any = None, **metadata: Any) -> Prompt:
-    """Return a prompt with a token for each character, and the other fields of its task."""
-    return Prompt("made-up:1", tuple(ord(character) % 1000 for character in text), text, answer, metadata)
+NUM_TURNS: Final = 24
+"""Turns of a long trajectory."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """What an environment answered to some turns, until it was done or a call failed."""
-
-    answers: tuple[StepAnswer, ...]
-    observations: tuple[Any, ...]
-    error: str = ""
-    """Name of the call that failed, and how."""
-    malformed: str = ""
-    """What is wrong with an answer."""
-
-
-class EnvironmentConformance(TaskChecks):
+class EnvironmentConformance(Plays):
     """Checks of an environment. A subclass must override ``make_environment``, and may override the rest.
 
     Attributes:
         is_deterministic: Whether the same prompt, seed and turns always have the same answers; without that a run
             cannot be resumed.
-        max_observation_chars: Longest observation in characters, whatever the policy writes: a longer one would end
-            trajectories.
     """
 
     is_deterministic: ClassVar[bool] = True
-    max_observation_chars: ClassVar[int] = 100_000
-
-    def make_environment(self) -> Environment:
-        """Return an environment, as a YAML file would make it for one trajectory."""
-        raise NotImplementedError(f"{type(self).__name__}.make_environment must return the environment to test")
-
-    def prompts(self) -> Sequence[Prompt]:
-        """Return at least two prompts of tasks with different answers; see :func:`make_prompt`."""
-        return [make_prompt("a>", answer="c"), make_prompt("b>", answer="y")]
-
-    def turns(self) -> Sequence[str]:
-        """Return what the policy says in turn, in a trajectory of some turns."""
-        return ["m", "x", "c"]
-
-    def _subject(self) -> str:
-        return type(self.make_environment()).__name__
-
-    def _play(
-        self, prompt: Prompt, turns: Sequence[str], environment: Environment | None = None, seed: int = SEED
-    ) -> Played:
-        """Play turns in an environment and close it; each call gets its deadline, as in a run."""
-        played = self.make_environment() if environment is None else environment
-        own = dataclasses.replace(
-            prompt, answer=copy.deepcopy(prompt.answer), metadata=copy.deepcopy(dict(prompt.metadata))
-        )
-        answers: list[StepAnswer] = []
-        seen: list[Any] = []
-        error = self._call("reset", functools.partial(played.reset, own, seed))[1]
-        malformed = ""
-        for turn in turns if not error else ():
-            result, error = self._call("step", functools.partial(played.step, turn))
-            if error:
-                break
-            try:
-                answers.append(read_step(result, str, self.max_observation_chars))
-            except CallError as problem:
-                malformed = str(problem)
-                break
-            seen.append(result.observation if isinstance(result, StepResult) else None)
-            if answers[-1].done:
-                break
-        error = error or self._call("close", played.close)[1]
-        return Played(tuple(answers), tuple(seen), error, malformed)
-
-    def _call(self, name: str, function: Callable[[], Any]) -> tuple[Any, str]:
-        (call,) = run_calls([function], self.deadline_s)
-        return (
-            call.value,
-            f"{name} {'' if 'took longer' in call.error else 'raised '}{call.error}" if call.error else "",
-        )
 
     def _compared(self, played: Played) -> Played:
-        """Return what was played; skip the check where calls failed."""
-        if played.error or played.malformed:
-            pytest.skip(NOT_COMPARED)
+        """Return what was played; end the check where a call failed."""
+        if played.problem:
+            self._not_compared(played.problem)
         return played
+
+    def _needs_repetition(self) -> None:
+        """Skip a comparison of calls where they need not repeat, or where an earlier check has failed."""
+        if not self.is_deterministic:
+            pytest.skip("does not apply: is_deterministic is False")
+        self._skip_after_failure()
 
     # ---- what a run needs of every environment --------------------------------------------------------------------
 
     def test_tools_and_notes_are_readable(self) -> None:
         try:
-            ask_environment(self.make_environment)
+            with self._guard().around("tools and notes"):
+                ask_environment(self.make_environment)
         except ConfigError as problem:
             pytest.fail(f"a run refuses the environment at its start: {problem}", pytrace=False)
 
     def test_calls_end_by_their_deadline(self) -> None:
         for prompt in self.prompts():
-            error = self._play(prompt, self.turns()).error
-            assert "took longer" not in error, (
-                f"{error}. Give what it waits for a shorter deadline, and await instead of blocking in async methods."
+            problem = self._play(prompt, self.turns()).problem
+            type(self)._is_late = "took longer" in problem
+            assert not self._is_late, (
+                f"{problem}. Give what it waits for a shorter deadline, and await instead of blocking in async methods."
             )
 
     def test_turns_are_answered_without_exceptions(self) -> None:
         for prompt in self.prompts():
             error = self._play(prompt, self.turns()).error
-            raised = error if "took longer" not in error and not error.startswith("close") else ""
-            assert not raised, (
-                f"on the prompt {prompt.text!r}, {raised}. Override prompts() and turns() to fit its tasks."
+            assert not error, (
+                f"on the prompt {prompt.text!r}, {error}. Override prompts() and turns() to fit its tasks. A run's "
+                "seeds have 63 bits, it makes objects and calls them in threads, and sets response_template first."
             )
 
     def test_answers_are_well_formed(self) -> None:
@@ -138,60 +74,118 @@ class EnvironmentConformance(TaskChecks):
                 f"{malformed}. Return StepResult(text or messages, reward=a number, done=a bool, metrics=numbers)."
             )
 
+    def test_turns_have_the_expected_answers(self) -> None:
+        expected = self.expected()
+        if expected is None:
+            pytest.skip("does not apply: expected returns None")
+        told = [self._compared(self._play(prompt, self.turns())).told for prompt in self.prompts()]
+        assert told == [list(each) for each in expected], f"turns are answered {told}, and expected is {expected}."
+
     def test_close_succeeds_after_any_call(self) -> None:
         """A run closes an environment once: when it is done, and after a failure of any call, the first one too."""
-        for name, turns in (("its constructor", None), ("reset", []), ("a step", self.turns()[:1])):
-            environment = self.make_environment()
-            if turns is None:
-                error = self._call("close", environment.close)[1]
-            else:
-                error = self._play(self.prompts()[0], turns, environment).error
-            assert not error.startswith("close"), (
-                f"after {name}, {error}. Let close release what there is, and nothing more."
-            )
+        for name, turns in (("reset", []), ("a step", self.turns()[:1]), ("its last step", self.turns())):
+            error = self._play(self.prompts()[0], turns).close_error
+            assert not error, f"after {name}, {error}. Let close release what there is, and nothing more."
+        error = self._close(self.make_environment())
+        assert not error, f"after its constructor, {error}. Let close release what there is, and nothing more."
+
+    def test_many_turns_are_answered(self) -> None:
+        """``model.turns.max_turns`` is the user's: a trajectory may go on for longer than the author has thought."""
+        turns = self.turns()
+        answers = self._compared(self._play(self.prompts()[0], turns)).answers
+        stays = [turn for turn, answer in zip(turns, answers, strict=False) if not answer.done]
+        played = self._play(self.prompts()[0], list(islice(cycle(stays or turns), NUM_TURNS)))
+        assert not played.problem, (
+            f"after {len(played.answers)} turns, {played.problem}. Answer any number of turns, or end with done=True."
+        )
 
     # ---- what its answers depend on -------------------------------------------------------------------------------
 
+    def test_tools_are_the_same_each_time(self) -> None:
+        """A run asks one object, and presents its tools to the policies of all."""
+        self._skip_after_failure()
+        for other in (self._tools(), self._elsewhere("_tools")):
+            first = self._tools()
+            assert first == other, f"two objects have the tools {first} and {other}: return the same ones each time."
+
+    def _tools(self) -> list[dict[str, Any]]:
+        return ask_environment(self.make_environment)[0]
+
     def test_the_same_turns_have_the_same_answers(self) -> None:
         """A resumed run makes a new object, and repeats the turns of an unfinished trajectory."""
-        if not self.is_deterministic:
-            pytest.skip("does not apply: is_deterministic is False")
-        for prompt in self.prompts():
-            first = self._compared(self._play(prompt, self.turns()))
-            again = self._compared(self._play(prompt, self.turns()))
-            assert first == again, (
-                f"two objects answered {_told(first)} and {_told(again)}: draw from random.Random(seed) alone, of the "
-                "seed that reset gets, and keep nothing in the class or its module."
-            )
+        self._needs_repetition()
+        prompts, turns = self.prompts(), self.turns()
+        first = [self._compared(self._play(prompt, turns)) for prompt in prompts]
+        again = [self._compared(self._play(prompt, turns)) for prompt in prompts]
+        backwards = [self._compared(self._play(prompt, turns)) for prompt in reversed(prompts)]
+        for one, *others in zip(first, again, reversed(backwards), strict=True):
+            for other in others:
+                assert one.told == other.told, (
+                    f"two objects answered {one.told} and {other.told}: draw from random.Random(seed) alone, of the "
+                    "seed that reset gets, and keep nothing in the class or its module."
+                )
+
+    def test_another_process_has_the_same_answers(self) -> None:
+        """A resumed run is another process, in which texts have other hashes and sets another order."""
+        self._needs_repetition()
+        here, there = self._answered(), self._elsewhere("_answered")
+        assert here == there, (
+            f"another process answered {there} instead of {here}: a resumed run would too. Sort sets, and call no "
+            "hash() or id()."
+        )
+
+    def _answered(self) -> list[Any]:
+        """Return what is answered to the turns after each prompt."""
+        return [self._compared(self._play(prompt, self.turns())).told for prompt in self.prompts()]
 
     def test_trajectories_do_not_see_each_other(self) -> None:
         """Objects of a run are alive at the same time; what one keeps in its class, another overwrites."""
-        if not self.is_deterministic:
-            pytest.skip("does not apply: is_deterministic is False")
+        self._needs_repetition()
         prompts, turns = self.prompts(), self.turns()
         alone = [self._compared(self._play(prompt, turns)) for prompt in prompts]
-        if alone != [self._play(prompt, turns) for prompt in prompts]:
-            pytest.skip(NOT_COMPARED)
+        with self._guard().around("trajectories at once"):
+            self._require_same(alone, self._in_turn(prompts, turns))
+            self._require_same(alone, self._at_once(prompts, turns))
+
+    def _in_turn(self, prompts: Sequence[Prompt], turns: Sequence[str]) -> list[Played]:
+        """Play a turn of each trajectory after the other; one more is reset, stepped once and closed in between."""
+        environments = [self.make_environment() for _ in prompts]
+        errors = [self._reset(each, prompt) for each, prompt in zip(environments, prompts, strict=True)]
+        played = [Played(error=error) for error in errors]
+        for index, turn in enumerate(turns):
+            for place, environment in enumerate(environments):
+                former = played[place]
+                if former.problem or (former.answers and former.answers[-1].done):
+                    continue
+                answer, error, malformed = self._step(environment, turn)
+                played[place] = Played((*former.answers, *([answer] if answer else [])), error, malformed)
+            if index == 0:
+                self._trajectory(prompts[-1], turns[:1])
+        for environment in environments:
+            self._close(environment)
+        return played
+
+    def _at_once(self, prompts: Sequence[Prompt], turns: Sequence[str]) -> list[Played]:
         rounds = [prompt for _ in range(NUM_THREADS // 2) for prompt in prompts]
         environments = [self.make_environment() for _ in rounds]  # all before the first is used
         with ThreadPoolExecutor(NUM_THREADS) as threads:
-            together = list(threads.map(lambda p, e: self._play(p, turns, e), rounds, environments))
+            return list(threads.map(lambda p, e: self._trajectory(p, turns, e), rounds, environments))
+
+    def _require_same(self, alone: Sequence[Played], together: Sequence[Played]) -> None:
         for index, played in enumerate(together):
-            expected = alone[index % len(prompts)]
-            assert self._compared(played) == expected, (
-                f"beside others, a trajectory was answered {_told(played)}, and alone {_told(expected)}: keep its "
-                "state in self, and in nothing that objects share."
+            expected = alone[index % len(alone)].told
+            assert not played.problem, f"beside others, {played.problem}. Keep a trajectory's state in self."
+            assert played.told == expected, (
+                f"beside others, a trajectory was answered {played.told}, and alone {expected}: keep its state in "
+                "self, and in nothing that objects share."
             )
 
     def test_the_task_decides_the_answers(self) -> None:
         """An environment that ignores the prompt rewards every policy alike."""
-        if not self.is_deterministic:
-            pytest.skip("does not apply: is_deterministic is False")
-        prompt, turns = self.prompts()[0], self.turns()
-        first = self._compared(self._play(prompt, turns))
-        other = self._compared(self._play(self.prompts()[1], turns))
-        assert first != other, (
-            f"prompts with other answers were answered alike, {_told(first)}: read the task in reset, and override "
+        self._needs_repetition()
+        first, other = (self._compared(self._play(prompt, self.turns())) for prompt in self.prompts()[:2])
+        assert first.told != other.told, (
+            f"prompts with other answers were answered alike, {first.told}: read the task in reset, and override "
             "prompts() and turns() where these tasks have the same answers."
         )
 
@@ -204,23 +198,28 @@ class EnvironmentConformance(TaskChecks):
     @pytest.mark.parametrize("what", HOSTILE)
     def test_any_text_is_answered(self, what: str) -> None:
         played = self._play(self.prompts()[0], [HOSTILE[what]])
-        advice = "Answer what is malformed with an observation that says so: a policy writes anything."
         problem = played.error or played.malformed
-        if "took longer" in problem and "took longer" in self._play(self.prompts()[0], self.turns()[:1]).error:
-            pytest.skip(NOT_COMPARED)
-        assert not problem or problem.startswith("close"), f"a turn of {what}: {problem}. {advice}"
+        if problem:
+            self._compared(self._play(self.prompts()[0], self.turns()))
+        assert not problem, (
+            f"a turn of {what}: {problem}. Answer what is malformed with an observation that says so: a policy writes "
+            "anything."
+        )
 
     def test_observations_are_bounded(self) -> None:
         """What the policy writes may come back, and then fills its context."""
-        played = self._play(self.prompts()[0], ["abc " * self.max_observation_chars])
-        if played.error or played.malformed:
-            pytest.skip(NOT_COMPARED)
+        played = self._compared(self._play(self.prompts()[0], ["abc " * self.max_observation_chars]))
         assert all(answer.text is not None for answer in played.answers), (
             f"a long turn is answered with more than {self.max_observation_chars} characters: cut what is repeated."
         )
 
+    # ---- what it leaves behind ------------------------------------------------------------------------------------
 
-def _told(played: Played) -> list[tuple[Any, float, bool]]:
-    return [
-        (seen, answer.reward, answer.done) for seen, answer in zip(played.observations, played.answers, strict=True)
-    ]
+    def test_trajectories_leave_nothing_behind(self) -> None:
+        """Also those that end before they are done."""
+        self._require_nothing_left("a trajectory", lambda: self._play(self.prompts()[0], self.turns()[:1]))
+
+    def test_the_process_is_left_as_it_was(self) -> None:
+        """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
+        self._play(self.prompts()[0], self.turns())
+        self._require_unchanged_process("an environment")

@@ -1,0 +1,129 @@
+"""Trajectories of an environment, played as a run plays them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rlplug.interfaces.environment import Environment
+from rlplug.rollout.turns.step_answer import StepAnswer, read_step
+from rlplug.timeouts import CallError
+from rlplug.types import Prompt
+from rlplug_devkit.tasks.calls import TaskChecks
+
+SEED: Final = 0x5EED_0123_4567_89AB
+"""A run's seeds have 63 bits."""
+
+
+def make_prompt(text: str = "a>", answer: Any = None, **metadata: Any) -> Prompt:
+    """Return a prompt with a token for each character, and the other fields of its task."""
+    uid = f"made-up:{zlib.crc32(repr((text, answer, metadata)).encode('utf-8', 'replace'))}"
+    return Prompt(uid, tuple(ord(character) % 1000 for character in text), text, answer, metadata)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What an environment answered to some turns, until it was done or a call failed."""
+
+    answers: tuple[StepAnswer, ...] = ()
+    error: str = ""
+    """Name of the first call that failed before ``close``, and how."""
+    malformed: str = ""
+    """What is wrong with an answer."""
+    close_error: str = ""
+    """How ``close`` failed."""
+
+    @property
+    def problem(self) -> str:
+        """What went wrong first; empty if nothing did."""
+        return self.error or self.malformed or self.close_error
+
+    @property
+    def told(self) -> list[tuple[Any, float, bool]]:
+        """What the policy and its training get: observation, reward, and whether it is done, of each turn."""
+        return [(answer.text, answer.reward, answer.done) for answer in self.answers]
+
+
+class Plays(TaskChecks):
+    """Base class of the kit: plays turns in an environment.
+
+    Attributes:
+        max_observation_chars: Longest observation in characters, whatever the policy writes: a longer one would end
+            trajectories.
+    """
+
+    max_observation_chars: ClassVar[int] = 100_000
+
+    def make_environment(self) -> Environment:
+        """Return an environment, as a YAML file would make it for one trajectory."""
+        raise NotImplementedError(f"{type(self).__name__}.make_environment must return the environment to test")
+
+    def prompts(self) -> Sequence[Prompt]:
+        """Return at least two prompts of tasks with different answers; see :func:`make_prompt`."""
+        return [make_prompt("a>", answer="c"), make_prompt("b>", answer="y")]
+
+    def turns(self) -> Sequence[str]:
+        """Return what the policy says in turn, in a trajectory of some turns."""
+        return ["m", "x", "c"]
+
+    def expected(self) -> Sequence[Sequence[tuple[str, float, bool]]] | None:
+        """Return observation, reward and ``done`` of each turn, for each prompt; without them, any that differ will do.
+
+        A list of messages is given as its ``str``; the observation is empty where a trajectory is done.
+        """
+        return None
+
+    def _subject(self) -> str:
+        return type(self.make_environment()).__name__
+
+    def _play(self, prompt: Prompt, turns: Sequence[str], environment: Environment | None = None) -> Played:
+        """Play turns in an environment and close it; each call gets its deadline, as in a run."""
+        with self._guard().around("a trajectory"):
+            return self._trajectory(prompt, turns, environment)
+
+    def _trajectory(self, prompt: Prompt, turns: Sequence[str], environment: Environment | None = None) -> Played:
+        error = ""
+        if environment is None:
+            environment, error = self._call("the constructor", self.make_environment)
+        if environment is None:
+            return Played(error=error or "make_environment returned nothing")
+        answers, malformed = [], ""
+        error = self._reset(environment, prompt)
+        for turn in turns if not error else ():
+            answer, error, malformed = self._step(environment, turn)
+            if answer is None:
+                break
+            answers.append(answer)
+            if answer.done:
+                break
+        return Played(tuple(answers), error, malformed, self._close(environment))
+
+    def _reset(self, environment: Environment, prompt: Prompt) -> str:
+        """Begin a trajectory as a run does, and return what went wrong."""
+        object.__setattr__(environment, "response_template", None)
+        own = {"answer": prompt.answer, "metadata": dict(prompt.metadata), "messages": list(prompt.messages)}
+        given = dataclasses.replace(prompt, **copy.deepcopy(own))
+        return self._call("reset", functools.partial(environment.reset, given, SEED))[1]
+
+    def _step(self, environment: Environment, turn: str) -> tuple[StepAnswer | None, str, str]:
+        """Return the answer to a turn, or how the call failed, or what is wrong with what it returned."""
+        result, error = self._call("step", functools.partial(environment.step, turn))
+        if error:
+            return None, error, ""
+        try:
+            return read_step(result, str, self.max_observation_chars), "", ""
+        except CallError as problem:
+            return None, "", str(problem)
+
+    def _close(self, environment: Environment) -> str:
+        return self._call("close", environment.close)[1]
+
+    def _call(self, name: str, function: Callable[[], Any]) -> tuple[Any, str]:
+        (call,) = self._calls([function], read=lambda returned: returned)
+        verb = "" if "took longer" in call.error else "raised "
+        return call.value, f"{name} {verb}{call.error}" if call.error else ""

@@ -1,0 +1,193 @@
+"""Checks of what a run needs of every reward: claims, prompts that it takes, calls, values, counts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+import torch
+
+from rlplug.errors import ConfigError, RunError, brief, describe
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
+from rlplug.interfaces.plain_values import as_reward
+from rlplug.rewards.runner import RewardRunner
+from rlplug.timeouts import CallError
+from rlplug.types import RewardError, Sample
+from rlplug_devkit.tasks.scoring import Scores, same_values, with_answer
+
+OTHER_ANSWER: Final = "no such answer 918273"
+
+
+class RewardCallChecks(Scores):
+    """Checks of a reward's claims and calls."""
+
+    # ---- claims ---------------------------------------------------------------------------------------------------
+
+    def test_name_weight_and_batch_size_are_usable(self) -> None:
+        try:
+            reward = self.make_reward()
+            RewardRunner([reward], deadline_s=max(self.deadline_s, reward.deadline_s or 0.0))
+        except (ConfigError, AttributeError, TypeError) as error:
+            pytest.fail(f"a run refuses the reward: {error} Call super().__init__(weight, name).", pytrace=False)
+
+    def test_claims_are_of_their_kinds(self) -> None:
+        reward = self.make_reward()
+        for name in ("compares_group", "needs_answer", "scales", "scales_group", "of_environment"):
+            value = getattr(reward, name)
+            assert isinstance(value, bool), f"{name} is {brief(value)}: claim True or False."
+        deadline_s: Any = reward.deadline_s
+        assert deadline_s is None or deadline_s > 0, (
+            f"deadline_s is {brief(deadline_s)}: give seconds above 0, or None."
+        )
+        assert reward.scales or not reward.scales_group, "scales_group is True, and scales is not: claim both."
+        returned: Any = reward.device_bytes()
+        is_known = isinstance(returned, tuple) and list(map(type, returned)) == [int, bool] and returned[0] >= 0
+        assert is_known, f"device_bytes() returned {brief(returned)}: return bytes and whether they are kept."
+
+    def test_notes_are_texts(self) -> None:
+        reward = self.make_reward()
+        try:
+            with self._guard().around("place and notes"):
+                reward.place(torch.device("cpu"))
+                notes: Any = reward.notes()
+        except Exception as error:  # noqa: BLE001 - the reward's own
+            pytest.fail(f"a run cannot start the reward: place or notes raised {describe(error)}", pytrace=False)
+        is_known = isinstance(notes, list) and all(isinstance(note, str) for note in notes)
+        assert is_known, f"notes() returned {brief(notes)}: return a list of texts."
+
+    def test_ordinary_prompts_are_accepted(self) -> None:
+        """A run asks before anything is loaded, and may find no prompt."""
+        prompts = [sample.prompt for sample in self.samples()]
+        given, reward = copy.deepcopy(prompts), self.make_reward()
+        try:
+            with self._guard().around("check_prompts"):
+                reward.check_prompts(given)
+                reward.check_prompts([])
+        except Exception as error:  # noqa: BLE001 - whatever it is, a run ends with it
+            pytest.fail(f"check_prompts refuses prompts that score takes: {describe(error)}", pytrace=False)
+        assert given == prompts, "check_prompts changes the prompts, which all rewards and the policy get: copy them."
+
+    def test_prompts_without_a_needed_answer_are_refused(self) -> None:
+        reward = self.make_reward()
+        if not reward.needs_answer:
+            pytest.skip("does not apply: needs_answer is False")
+        prompt = with_answer(self.samples()[0], None).prompt
+        try:
+            reward.check_prompts([prompt])
+        except ConfigError as error:
+            if prompt.uid not in str(error):
+                pytest.fail(f"check_prompts raised {error}: name the prompt's uid.", pytrace=False)
+            return
+        pytest.fail(
+            "needs_answer is True, and check_prompts takes a prompt without one: call super()'s.", pytrace=False
+        )
+
+    # ---- calls and their values -----------------------------------------------------------------------------------
+
+    def test_calls_end_by_their_deadline(self) -> None:
+        (calls,) = self._score(self._ready(), self.samples())
+        errors = [call.error for call in calls if "took longer" in call.error]
+        type(self)._is_late = bool(errors)
+        assert not errors, (
+            f"score {errors[0]}. Give what it asks a shorter deadline, return a RewardError when that passes, and "
+            "await instead of blocking where score is async."
+        )
+
+    def test_samples_are_scored_without_exceptions(self) -> None:
+        (calls,) = self._score(self._ready(), self.samples())
+        errors = [call.error for call in calls if call.error]
+        assert not errors, f"score raised {errors[0]}. Override samples() with samples that this reward can score."
+
+    def test_there_is_one_value_for_each_sample(self) -> None:
+        """Also in a full call, and in one of more samples than ``batch_size``, which may be refused."""
+        reward, samples = self._ready(), self.samples()
+        full = [samples[index % len(samples)] for index in range(min(reward.batch_size, 64))]
+        for batch in (samples, samples[:1], full):
+            ((call,),) = self._score(reward, batch, whole=True)
+            if call.error and (reward.compares_group or len(batch) <= reward.batch_size):
+                self._not_compared(f"score {call.error}")
+            if call.error:
+                continue
+            assert isinstance(call.value, list), f"score returned {brief(call.value)}: return a list of numbers."
+            found = len(call.value)
+            assert found == len(batch), f"score returned {found} values for {len(batch)} samples: return one for each."
+
+    def test_values_are_numbers_or_errors(self) -> None:
+        (calls,) = self._score(self._ready(), self.samples())
+        for call in calls:
+            if call.error or not isinstance(call.value, list):
+                self._not_compared(f"score {call.error or 'returned no list'}")
+            self._require_values(call.value)
+
+    def _require_values(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, RewardError):
+                is_text = isinstance(value.message, str) and bool(value.message.strip())
+                assert is_text, f"a RewardError has the message {brief(value.message)}: say why there is no reward."
+                continue
+            try:
+                as_reward(value)
+            except CallError as problem:
+                pytest.fail(f"score returned {problem}. Return a RewardError where there is no reward.", pytrace=False)
+
+    def test_samples_have_different_rewards(self) -> None:
+        """Checks of what a reward depends on need rewards that differ."""
+        (values,) = self._values(self._ready(), self.samples())
+        known = {value for value in values if value is not None}
+        assert known, "every sample is an error: override samples() with samples that this reward can score."
+        assert len(known) > 1, f"all samples get {values}: override samples() with some that this reward tells apart."
+
+    def test_samples_have_the_expected_rewards(self) -> None:
+        expected = self.expected()
+        if expected is None:
+            pytest.skip("does not apply: expected returns None")
+        (values,) = self._values(self._ready(), self.samples())
+        assert same_values(values, expected), f"samples get {values}, and expected is {expected}."
+
+    def test_groups_of_one_and_of_equals_have_values(self) -> None:
+        """A group may lose all samples but one, and a sure policy writes the same each time."""
+        reward, samples = self._ready(), self.samples()
+        if not reward.compares_group:
+            pytest.skip("does not apply: compares_group is False")
+        for group in (samples[:1], [samples[0]] * 4):
+            ((call,),) = self._score(reward, group)
+            assert not call.error, f"score of a group of {len(group)} equal samples {call.error}."
+            values = call.value if isinstance(call.value, list) else [call.value]
+            assert len(values) == len(group), f"score returned {len(values)} values for a group of {len(group)}."
+            self._require_values(values)
+
+    def test_counts_are_numbers_since_the_last_call(self) -> None:
+        reward = self._ready()
+        self._score(reward, self.samples())
+        call = PluginCall(reward, "pop_counts")
+        try:
+            with self._guard().around("pop_counts"):
+                read_metrics(call, reward.pop_counts())
+                again = read_metrics(call, reward.pop_counts())
+        except RunError as problem:
+            pytest.fail(str(problem), pytrace=False)
+        assert not any(again.values()), f"{call} returned {again} at once after a call: return what came since."
+
+    def test_a_needed_answer_is_read(self) -> None:
+        reward = self._ready()
+        if not reward.needs_answer:
+            pytest.skip("does not apply: needs_answer is False")
+        samples = self.samples()
+        others = self._with_other_answers(samples)
+        values, changed = self._values(reward, samples), self._values(reward, others)
+        assert not same_values(values[0], changed[0]), (
+            f"needs_answer is True, and other answers give the same rewards {values[0]}: read prompt.answer, or take "
+            "prompts without one."
+        )
+
+    def _with_other_answers(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with another answer: a text for a text, and otherwise that of another sample."""
+        answers = [sample.prompt.answer for sample in samples]
+        moved = [*answers[1:], answers[0]]
+        return [
+            with_answer(sample, OTHER_ANSWER if isinstance(answer, str) else moved[index])
+            for index, (sample, answer) in enumerate(zip(samples, answers, strict=True))
+        ]

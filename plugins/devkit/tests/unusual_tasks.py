@@ -1,0 +1,374 @@
+"""Correct rewards, environments and sources of unusual style, which the kits must not refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import operator
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from broken_tasks import EnvironmentChecks, Guess, RewardChecks, SourceChecks
+from rlplug_devkit import make_prompt
+
+from rlplug.data.sources import AllRows, PromptRow, PromptSource
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Environment, Reward, StepResult
+from rlplug.rewards.function import FunctionReward
+from rlplug.types import Prompt, RewardError, Sample
+
+# ---- rewards ------------------------------------------------------------------------------------------------------
+
+
+class Awaited(Reward):
+    """Holds a lock of its event loop while it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock: asyncio.Lock | None = None
+
+    async def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
+        self.lock = self.lock or asyncio.Lock()
+        async with self.lock:
+            await asyncio.sleep(0.001)
+        return [1.0 / (1 + len(sample.completion)) for sample in samples]
+
+
+@dataclass(frozen=True)
+class Frozen(Reward):
+    weight: float = 0.5  # type: ignore[misc]
+    name: str = "frozen"  # type: ignore[misc]
+    deadline_s = 120.0
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        return tuple(np.float32(len(sample.completion)) for sample in samples)
+
+
+class Yielding(Reward):
+    """A generator of truth values, and of errors."""
+
+    batch_size = 2
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        for sample in samples:
+            yield np.bool_(sample.completion == sample.prompt.answer) if sample.prompt.answer else RewardError("none")
+
+
+class OneAtATime(Reward):
+    """Takes a single sample, as ``batch_size`` says, and loads in ``notes`` what cannot be pickled."""
+
+    def notes(self):
+        self.lock = threading.Lock()
+        return []
+
+    def score(self, samples):
+        (sample,) = samples
+        with self.lock:
+            return [len(sample.completion)]
+
+
+class Called:
+    """As a function of an extension: called without ``self``, and without a signature in Python."""
+
+    __slots__ = ()
+
+    def __call__(self, samples: Any) -> Any:
+        return map(operator.attrgetter("num_response_tokens"), samples)
+
+
+class OfAnExtension(Reward):
+    score = Called()  # type: ignore[assignment]
+
+
+class Caching(Reward):
+    """Keeps what it has scored, under all that it depends on, and writes a temporary file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[Any, float] = {}
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "samples.txt").write_text(f"{len(samples)}")
+        return [self.known.setdefault((each.prompt.uid, each.completion), self.of(each)) for each in samples]
+
+    def of(self, sample: Sample) -> float:
+        return len(sample.completion) + float(sample.completion == sample.prompt.answer)
+
+
+def ends_with(places, completion, answer=None):
+    return completion[-places:] == answer
+
+
+class AwaitedChecks(RewardChecks):
+    reward = Awaited
+
+
+class FrozenChecks(RewardChecks):
+    reward = Frozen
+
+
+class YieldingChecks(RewardChecks):
+    reward = Yielding
+
+
+class OneAtATimeChecks(RewardChecks):
+    reward = OneAtATime
+
+
+class OfAnExtensionChecks(RewardChecks):
+    reward = OfAnExtension
+
+
+class CachingChecks(RewardChecks):
+    reward = Caching
+
+
+class PartialChecks(RewardChecks):
+    def make_reward(self) -> Reward:
+        return FunctionReward(functools.partial(ends_with, 1))
+
+
+# ---- environments -------------------------------------------------------------------------------------------------
+
+
+class AwaitedGuess(Environment):
+    """Its lock belongs to an event loop, the same one from ``reset`` on."""
+
+    async def reset(self, prompt: Prompt, seed: int) -> None:
+        self.answer, self.lock = prompt.answer, asyncio.Lock()
+        await self.lock.acquire()
+
+    async def step(self, completion: str) -> StepResult:
+        self.lock.release()
+        await asyncio.gather(self.lock.acquire(), asyncio.sleep(0.001))
+        return StepResult("later" if completion[:1] < self.answer else "earlier", done=completion == self.answer)
+
+
+@dataclass(frozen=True)
+class FrozenGuess(Environment):
+    cost: float = 0.1
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.state["answer"] = prompt.answer
+
+    def step(self, completion: str) -> StepResult:
+        answer = self.state["answer"]
+        return StepResult("later" if completion[:1] < answer else "earlier", -self.cost, completion == answer)
+
+
+class GeneratedGuess(Environment):
+    """A generator has the state; ``step`` is its ``send``, which no Python function wraps."""
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.game = self.play(prompt)
+        next(self.game)
+        self.step = self.game.send  # type: ignore[method-assign]
+
+    def play(self, prompt: Prompt) -> Any:
+        told: Any = None
+        while True:
+            turn = yield told
+            told = StepResult("later" if turn[:1] < prompt.answer else "earlier", done=turn == prompt.answer)
+
+    def step(self, completion: str) -> StepResult:
+        raise NotImplementedError
+
+
+class UntypedGuess(Environment):
+    """Messages in a tuple, numbers of NumPy, and metrics that differ each time."""
+
+    def reset(self, prompt, seed):
+        self.answer = prompt.answer
+
+    def step(self, completion):
+        told = {"role": "user", "content": "later" if completion[:1] < self.answer else "earlier"}
+        done = np.bool_(completion == self.answer)
+        return StepResult((told,), np.float32(0.5), done, {"clock": time.perf_counter()})
+
+
+TASKS: Final[dict[str, str]] = {}
+
+
+class SharedTasks(Environment):
+    """Keeps tasks for all objects of the process, by their uid, and ends a thread in ``close``."""
+
+    thread: threading.Thread | None = None
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.answer, self.ends = TASKS.setdefault(prompt.uid, prompt.answer), threading.Event()
+        self.thread = threading.Thread(target=self.ends.wait)
+        self.thread.start()
+
+    def step(self, completion: str) -> StepResult:
+        return StepResult("later" if completion[:1] < self.answer else "earlier", done=completion == self.answer)
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self.ends.set()
+            self.thread.join()
+
+
+class LuckyGuess(Guess):
+    """Draws by the seed that ``reset`` gets, and uses up 63 bits of it."""
+
+    def step(self, completion: str) -> Any:
+        told = super().step(completion)
+        return StepResult(f"{told.observation}, or {self.random.random():.3f}", done=told.done)
+
+
+class AwaitedGuessChecks(EnvironmentChecks):
+    environment = AwaitedGuess
+
+
+class FrozenGuessChecks(EnvironmentChecks):
+    environment = FrozenGuess
+
+
+class GeneratedGuessChecks(EnvironmentChecks):
+    environment = GeneratedGuess
+
+
+class UntypedGuessChecks(EnvironmentChecks):
+    environment = UntypedGuess
+
+
+class SharedTasksChecks(EnvironmentChecks):
+    environment = SharedTasks
+
+    def prompts(self) -> Sequence[Prompt]:
+        return [make_prompt("a>", answer="c"), make_prompt("a>", answer="y")]
+
+
+class LuckyGuessChecks(EnvironmentChecks):
+    environment = LuckyGuess
+
+
+# ---- sources ------------------------------------------------------------------------------------------------------
+
+
+def make_row(index: int) -> PromptRow:
+    return PromptRow(f"rows:{index}", f"{index}>", str(index), {"level": index % 3})
+
+
+class Mapped(PromptSource):
+    """An iterator of C."""
+
+    def rows(self) -> Any:
+        return map(make_row, range(10))
+
+
+class Held(PromptSource):
+    """Yields the same objects to every reader."""
+
+    def __init__(self) -> None:
+        self.held = [make_row(index) for index in range(10)]
+
+    def rows(self) -> Any:
+        return iter(self.held)
+
+
+@dataclass(frozen=True)
+class FrozenRows(PromptSource):
+    size: int = 10
+    answers: tuple[Any, ...] = (np.arange(3).tolist(), {"a", "b"}, 2 + 1j, None)
+
+    def rows(self) -> Any:
+        yield from (PromptRow(f"{i}", f"{i}>", self.answers[i % 4], {}) for i in range(self.size))
+
+
+class Counting:
+    """An iterator of its own class, without annotations."""
+
+    def __init__(self, source):
+        self.source, self.index = source, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == self.source.size:
+            raise StopIteration
+        self.index += 1
+        return make_row(self.index)
+
+
+class Counted(PromptSource):
+    size = 10
+
+    def rows(self):
+        return Counting(self)
+
+
+class Endless(PromptSource):
+    """Never ends, and says in ``for_training`` which rows a training takes."""
+
+    def rows(self) -> Any:
+        return map(make_row, itertools.count())
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return AllRows(Mapped(), key, name)
+
+
+class OneRow(PromptSource):
+    """A single task, of messages; its constructor refuses what is not there."""
+
+    def __init__(self, path: str = "here") -> None:
+        if path != "here":
+            raise ConfigError(f"data.train: {path} is not there: give here.")
+
+    def rows(self) -> Any:
+        with tempfile.TemporaryFile("w+") as file:
+            file.write("one")
+            file.seek(0)
+            yield PromptRow(file.read(), [{"role": "user", "content": "1 + 1 ="}], "2", {})
+
+
+class UnusualSourceChecks(SourceChecks):
+    def make_broken_source(self) -> Any:
+        return None
+
+
+class MappedChecks(UnusualSourceChecks):
+    source = Mapped  # type: ignore[assignment]
+
+
+class HeldChecks(UnusualSourceChecks):
+    source = Held  # type: ignore[assignment]
+
+
+class FrozenRowsChecks(UnusualSourceChecks):
+    source = FrozenRows  # type: ignore[assignment]
+
+
+class CountedChecks(UnusualSourceChecks):
+    source = Counted  # type: ignore[assignment]
+
+
+class EndlessChecks(UnusualSourceChecks):
+    source = Endless  # type: ignore[assignment]
+
+
+class OneRowChecks(UnusualSourceChecks):
+    source = OneRow  # type: ignore[assignment]
+
+    def make_broken_source(self) -> Any:
+        return OneRow("elsewhere")
+
+
+CHECKS: Final = {
+    name.removesuffix("Checks"): checks
+    for name, checks in globals().items()
+    if name.endswith("Checks")
+    and name not in {"EnvironmentChecks", "RewardChecks", "SourceChecks"}
+    and name != "UnusualSourceChecks"
+}
+"""Kits on correct parts, by the part's name."""
