@@ -77,16 +77,6 @@ def exact_match_as_it_comes(made: Mapping[str, Any]) -> type:
     )
 
 
-def exact_match_with_space(made: Mapping[str, Any]) -> type:
-    said = [("4", "4"), (" 4 ", "4"), ("x ", "x")]
-    return kit(
-        RewardConformance,
-        make_reward=lambda: made["ExactMatch"](strip=False),
-        samples=[make_sample(text, answer) for text, answer in said],
-        expected=[1.0, 0.0, 0.0],
-    )
-
-
 def regex_format(made: Mapping[str, Any]) -> type:
     texts = ["12", "a 12", "", "1a"]
     return kit(
@@ -256,7 +246,7 @@ def tools(made: Mapping[str, Any]) -> type:
         return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
     two = call("calculate", expression="2 + 2") + call("calculate", expression="1 / 0")
-    return kit(
+    checks = kit(
         EnvironmentConformance,
         make_environment=lambda: made["ToolEnvironment"](["examples.calculator.tools.calculate"], max_calls=5),
         prompts=[make_prompt("a>"), make_prompt("b>")],
@@ -264,6 +254,8 @@ def tools(made: Mapping[str, Any]) -> type:
         turns=[call("calculate", expression="2 + 2"), two, call("calculator"), "<tool_call>{", "4"],
         max_observation_chars=10_000,
     )
+    # tools answer alike, whatever the task
+    return type("Checks", (checks,), {"test_the_task_decides_the_answers": lambda _: None})
 
 
 # ---- sources ------------------------------------------------------------------------------------------------------
@@ -364,7 +356,6 @@ SUBJECTS: Final[dict[str, list[Subject]]] = {
     "reward": [
         Subject("ExactMatch", {"rlplug_rewards.text": ("ExactMatch",)}, exact_match),
         Subject("ExactMatch as it comes", {"rlplug_rewards.text": ("ExactMatch",)}, exact_match_as_it_comes),
-        Subject("ExactMatch with space", {"rlplug_rewards.text": ("ExactMatch",)}, exact_match_with_space),
         Subject("RegexFormat", {"rlplug_rewards.text": ("RegexFormat",)}, regex_format),
         Subject("FunctionReward", FUNCTION, function_reward),
         Subject("FunctionReward of all", FUNCTION, function_of_all),

@@ -279,7 +279,7 @@ class Held(PromptSource):
 @dataclass(frozen=True)
 class FrozenRows(PromptSource):
     size: int = 10
-    answers: tuple[Any, ...] = (np.arange(3).tolist(), {"a", "b"}, 2 + 1j, None)
+    answers: tuple[Any, ...] = (np.arange(3), {"a", "b"}, 2 + 1j, None)
 
     def rows(self) -> Any:
         yield from (PromptRow(f"{i}", f"{i}>", self.answers[i % 4], {}) for i in range(self.size))

@@ -80,6 +80,14 @@ def same_random_generators(subject: str) -> Iterator[None]:
     )
 
 
+def is_same(first: Any, second: Any) -> bool:
+    """Return whether two values are equal, also where they hold arrays, whose ``==`` is no truth value."""
+    try:
+        return bool(first == second)
+    except ValueError:
+        return repr(first) == repr(second)
+
+
 class TaskChecks:
     """Base class of the checks: their report, calls as a run makes them, and settings that all have."""
 

@@ -20,6 +20,7 @@ from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt, Sample
 from rlplug_devkit.models import make_tokenizer
+from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.rows import SourceRowChecks
 from rlplug_devkit.tasks.scoring import make_sample
 
@@ -88,7 +89,7 @@ class DataSourceConformance(SourceRowChecks):
         by_uid = prompts.by_uid
         is_counted = not by_uid or count == len(by_uid)
         assert is_counted, f"num_prompts is {count}, and by_uid has {len(by_uid)} prompts: count those of one pass."
-        wrong = [prompt.uid for prompt in drawn if by_uid and by_uid.get(prompt.uid) != prompt]
+        wrong = [prompt.uid for prompt in drawn if by_uid and not is_same(by_uid.get(prompt.uid), prompt)]
         assert not wrong, f"by_uid does not have the prompt {wrong[0]!r} that was drawn."
         metrics: Any = dict(prompts.metrics())
         is_known = all(isinstance(n, str) and isinstance(v, int | float) for n, v in metrics.items())
@@ -99,11 +100,13 @@ class DataSourceConformance(SourceRowChecks):
         expected = self._taken(self._training_prompts(), 2 * NUM_DRAWN)
         for place in (0, 1, NUM_DRAWN):
             first, second = self._training_prompts(), self._training_prompts()
-            assert self._taken(first, place) == expected[:place], f"a second rank draws others of the first {place}."
+            assert is_same(self._taken(first, place), expected[:place]), (
+                f"a second rank draws others of the first {place}."
+            )
             state = self._state(first)
             self._taken(second, NUM_DRAWN - place)
             second.load_state_dict(state)
-            assert self._taken(second, NUM_DRAWN) == expected[place : place + NUM_DRAWN], (
+            assert is_same(self._taken(second, NUM_DRAWN), expected[place : place + NUM_DRAWN]), (
                 f"training prompts with the state after {place} of them go on elsewhere."
             )
 
@@ -116,7 +119,9 @@ class DataSourceConformance(SourceRowChecks):
         self._of_training(lambda: first.observe([], _alone))
         second.load_state_dict(self._state(first))
         expected, found = (self._taken(each, 2 * NUM_DRAWN) for each in (first, second))
-        assert expected == found, "a resumed run draws other prompts than one that goes on: put all into state_dict."
+        assert is_same(expected, found), (
+            "a resumed run draws other prompts than one that goes on: put all into state_dict."
+        )
 
     def _state(self, prompts: TrainingPrompts) -> Any:
         saved = io.BytesIO()
@@ -138,14 +143,16 @@ class DataSourceConformance(SourceRowChecks):
         self._of_training(lambda: prompts.observe(_scored(expected), _alone))
         assert _as_text(state) == kept, "later draws change what state_dict returned: return a copy."
         prompts.load_state_dict(state)
-        assert self._taken(prompts, NUM_DRAWN) == expected, "a state, restored in the same object, goes on elsewhere."
+        assert is_same(self._taken(prompts, NUM_DRAWN), expected), (
+            "a state, restored in the same object, goes on elsewhere."
+        )
 
     def test_draws_do_not_depend_on_their_size(self) -> None:
         """A step of a resumed run may draw in other portions."""
         whole, parts = self._training_prompts(), self._training_prompts()
         expected = self._taken(whole, 2 * NUM_DRAWN)
         found = [prompt for size in (1, 2, 5, NUM_DRAWN) for prompt in self._taken(parts, size)]
-        assert expected == found, "prompts that are drawn in other portions are others: keep one order."
+        assert is_same(expected, found), "prompts that are drawn in other portions are others: keep one order."
 
     def test_the_seed_gives_the_order(self) -> None:
         orders = [

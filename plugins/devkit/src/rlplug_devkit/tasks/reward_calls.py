@@ -16,6 +16,7 @@ from rlplug.interfaces.plain_values import as_reward
 from rlplug.rewards.runner import RewardRunner
 from rlplug.timeouts import CallError
 from rlplug.types import RewardError, Sample
+from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.scoring import Scores, same_values, with_answer
 
 OTHER_ANSWER: Final = "no such answer 918273"
@@ -68,7 +69,9 @@ class RewardCallChecks(Scores):
                 reward.check_prompts([])
         except Exception as error:  # noqa: BLE001 - whatever it is, a run ends with it
             pytest.fail(f"check_prompts refuses prompts that score takes: {describe(error)}", pytrace=False)
-        assert given == prompts, "check_prompts changes the prompts, which all rewards and the policy get: copy them."
+        assert is_same(given, prompts), (
+            "check_prompts changes the prompts, which all rewards and the policy get: copy them."
+        )
 
     def test_prompts_without_a_needed_answer_are_refused(self) -> None:
         reward = self.make_reward()
