@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 from rlplug_devkit import DataSourceConformance, EnvironmentConformance, RewardConformance, make_prompt, make_sample
+from rlplug_sandbox.tool_environment import ToolEnvironment
 
 from rlplug.data.sources import PromptRow
 from rlplug.interfaces import Reward
@@ -169,7 +171,7 @@ def function_that_needs_an_answer(made: Mapping[str, Any]) -> type:
 
 
 class OfAGroup(Reward):
-    """Lengths less the shortest of the prompt's, which no prompt without an answer has."""
+    """Lengths less the shortest of the prompt's, and 1 for the answer, without which it raises."""
 
     compares_group = True
     needs_answer = True
@@ -179,17 +181,18 @@ class OfAGroup(Reward):
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         assert self.device is not None
-        lengths = [len(sample.completion) - len(sample.prompt.answer) for sample in samples]
-        return [float(length - min(lengths)) for length in lengths]
+        lengths = [len(sample.completion) for sample in samples]
+        right = [sample.completion == sample.prompt.answer.strip() for sample in samples]
+        return [float(length - min(lengths) + is_right) for length, is_right in zip(lengths, right, strict=True)]
 
 
 def scaled_group(made: Mapping[str, Any]) -> type:
     return kit(
         RewardConformance,
         make_reward=lambda: made["ScaledReward"](OfAGroup(), clip=(None, 8.0)),
-        samples=[make_sample("a" * length, "abc") for length in (0, 2, 20)],
-        expected=[0.0, 2.0, 20.0],
-        expected_scaled=[[0.0, 2.0, 8.0], [1.0, 8.0, 8.0]],
+        samples=[make_sample("a" * length, "aa") for length in (0, 2, 20)],
+        expected=[0.0, 3.0, 20.0],
+        expected_scaled=[[0.0, 3.0, 8.0], [1.0, 8.0, 8.0]],
     )
 
 
@@ -197,8 +200,8 @@ def scaled_pairs(made: Mapping[str, Any]) -> type:
     return kit(
         RewardConformance,
         make_reward=lambda: made["ScaledReward"](OfAGroup(), scale="group"),
-        samples=[make_sample("a" * length, "abc") for length in (0, 2)],
-        expected=[0.0, 2.0],
+        samples=[make_sample("a" * length, "aa") for length in (0, 2)],
+        expected=[0.0, 3.0],
         expected_scaled=[[-0.7071068, 0.7071068]] * 2,
     )
 
@@ -242,6 +245,10 @@ def hidden_digit(made: Mapping[str, Any]) -> type:
 
 
 def tools(made: Mapping[str, Any]) -> type:
+    return type("Checks", (_tools(made),), {"expected": lambda _: _told_by_tools()})
+
+
+def _tools(made: Mapping[str, Any]) -> type:
     def call(name: str, **arguments: Any) -> str:
         return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -250,12 +257,19 @@ def tools(made: Mapping[str, Any]) -> type:
         EnvironmentConformance,
         make_environment=lambda: made["ToolEnvironment"](["examples.calculator.tools.calculate"], max_calls=5),
         prompts=[make_prompt("a>"), make_prompt("b>")],
-        deadline_s=200.0,
-        turns=[call("calculate", expression="2 + 2"), two, call("calculator"), "<tool_call>{", "4"],
         max_observation_chars=10_000,
+        deadline_s=200.0,
+        turns=[two, call("calculator"), "<tool_call>{", call("calculate", expression="3 * 3"), two],
     )
     # tools answer alike, whatever the task
     return type("Checks", (checks,), {"test_the_task_decides_the_answers": lambda _: None})
+
+
+@functools.cache
+def _told_by_tools() -> list[Any]:
+    """Return what the environment without a change answers, as an author writes it down."""
+    checks = _tools({"ToolEnvironment": ToolEnvironment})()
+    return [checks._trajectory(prompt, checks.turns()).told for prompt in checks.prompts()]
 
 
 # ---- sources ------------------------------------------------------------------------------------------------------
