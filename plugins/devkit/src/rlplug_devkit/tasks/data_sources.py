@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import pickle
@@ -16,7 +17,7 @@ import torch
 
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import TrainingPrompts
-from rlplug.data.sources import PromptSource
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt, Sample
 from rlplug_devkit.models import make_tokenizer
@@ -70,12 +71,15 @@ class DataSourceConformance(SourceRowChecks):
         if not self.is_part:
             pytest.skip("does not apply: is_part is False")
         for name in ("", "part"):
-            known = self._of_training(lambda name=name: list(self.make_source().for_training(KEY, name).known))
+            known = self._of_training(functools.partial(self._known, name))
             assert known, "for_training knows no row: give its rows, or the first ones, as known."
             wrong = [row.uid for row in known if row.source != name or not row.uid.startswith(f"{name}/" * bool(name))]
             assert not wrong, f"in the part {name!r} of a mixture, {wrong[0]!r} is not of_part(row, {name!r})."
         drawn = {prompt.source for prompt in self._taken(self._training_prompts(name="part"), NUM_DRAWN)}
         assert drawn == {"part"}, f"in the part 'part' of a mixture, prompts are of {sorted(drawn)}: use of_part."
+
+    def _known(self, name: str) -> list[PromptRow]:
+        return list(self.make_source().for_training(KEY, name).known)
 
     def test_training_prompts_are_as_they_say(self) -> None:
         prompts = self._training_prompts()
@@ -115,7 +119,7 @@ class DataSourceConformance(SourceRowChecks):
         first, second = self._training_prompts(), self._training_prompts()
         for _ in range(2):
             drawn = self._taken(first, NUM_DRAWN)
-            self._of_training(lambda drawn=drawn: first.observe(_scored(drawn), _alone))
+            self._of_training(functools.partial(first.observe, _scored(drawn), _alone))
         self._of_training(lambda: first.observe([], _alone))
         second.load_state_dict(self._state(first))
         expected, found = (self._taken(each, 2 * NUM_DRAWN) for each in (first, second))

@@ -139,7 +139,8 @@ class SourceRowChecks(TaskChecks):
     def test_rows_end(self) -> None:
         """All rows are read at the start, unless ``for_training`` returns rows that are not; each has its own uid."""
         self._skip_after_failure()
-        source, uids = self.make_source(), []
+        source = self.make_source()
+        uids: list[str] = []
         if type(source).for_training is not PromptSource.for_training:
             pytest.skip("does not apply: for_training is its own")
 
