@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-from rlplug.cli.compile_cache import use_compile_cache
 from rlplug.cli.configuration.config_files import check_config_files
 from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
 from rlplug.cli.configuration.option_checks import check_options, seed_all
@@ -35,7 +34,7 @@ from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
 from rlplug.plugin_manager import plugins
 from rlplug.recording.profiler import StepProfiler
-from rlplug.recording.run_folder import RunFolder
+from rlplug.recording.run_folder import DEFAULT_COMPILE_CACHE, RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")
 _COMMANDS: Final = {
@@ -115,9 +114,13 @@ class RLCLI(LightningCLI):
     before_validate = before_fit
 
     def use_compile_cache(self) -> None:
-        """Keep what this process compiles where ``run.compile_cache`` says."""
+        """Keep what this process compiles where ``run.compile_cache`` says; its default needs no plugin."""
         run_folder: RunFolder = self._get(self.config_init, "run")
-        run_folder.cache_note = use_compile_cache(run_folder.compile_cache, self.model.config.engine)
+        folder, registry = run_folder.compile_cache, plugins().registry
+        is_default = folder == DEFAULT_COMPILE_CACHE
+        if folder is not None and not (is_default and "CompileCache" not in registry.names("classes")):
+            make = registry.get_for("run.compile_cache", "CompileCache")
+            run_folder.cache_note = make(folder, self.model.config.engine, is_default).note
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Make the trainer, with callbacks in the order in which a step needs them."""

@@ -17,9 +17,9 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
+from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.hf_files import pretrained, read
 from rlplug.models.loading import rebuilt_buffers, trainable_config
-from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.packing import PackedMicroBatch, PackedTokens
 from rlplug.types import SamplingParams
 
@@ -30,7 +30,7 @@ LENGTH: Final = 8  # tokens of the first of the two sequences on which a model i
 WINDOW: Final = 5  # longest window of attention there, so that both sequences are longer
 TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
 LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
-REMEDY: Final = "Set model.trainer to HybridTrainer if it has a state, as Mamba and delta nets have; else use another model."
+REMEDY: Final = "Set model.trainer to HybridTrainer if it has a state, as Mamba has; otherwise use another model."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
 LARGEST: Final = 1 << 28  # elements of a matrix beyond which its rows overlap in memory
@@ -71,7 +71,7 @@ def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = la
         (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
         (logits[LENGTH:], beside[LENGTH:], LEAKS),
         (logits, engine, "computes other logits in training than an engine, with what config.json may switch off"),
-        (logits[LENGTH:], alone, "computes other logits of a packed sequence than of it alone, by its own mask or state"),
+        (logits[LENGTH:], alone, "computes other logits of a packed sequence than of it alone, by a mask or state"),
     ):
         if not bool((one - two).abs().max() <= TOLERANCE * one.std()):
             model.set_attn_implementation(attention.NAME)

@@ -34,6 +34,7 @@ main(sys.argv[1:])
 """
 """Ends where torch would be imported."""
 ALWAYS = {"plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"}
+ALWAYS |= {"chat_templates", "compile_cache"}
 """Modules of plugins that each run imports: what registers, observers, and the layout of rows."""
 
 

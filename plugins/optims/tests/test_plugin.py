@@ -34,7 +34,7 @@ def test_every_optimization_is_registered_exported_and_known():
     defined = {cls for cls in all_subclasses(Optimization) if cls.__module__.startswith("rlplug_optims.")}
     assert set(registry.classes("optimizations").values()) == {c for c in defined if not c.__name__.startswith("_")}
     assert set(rlplug_optims.__all__) == {*CLASSES, Muon.__name__}
-    assert set(plugin_index()["rlplug-optims"]["classes"]) == {*CLASSES, Muon.__name__, "StateOffload"}
+    assert set(plugin_index()["rlplug-optims"]["classes"]) == {*CLASSES, Muon.__name__, "CompileCache", "StateOffload"}
 
 
 def all_subclasses(cls):

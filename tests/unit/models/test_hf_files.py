@@ -64,7 +64,7 @@ def test_a_run_that_is_told_to_stay_offline_asks_nobody(monkeypatch: pytest.Monk
 
 
 def opened_elsewhere(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines that name a ``from_pretrained`` or ``from_config`` and neither hand it to ``pretrained`` nor forbid code."""
+    """Yield the lines with a ``from_pretrained`` or ``from_config`` that is not handed to ``pretrained``."""
     nodes = list(ast.walk(tree))
     calls = [[node.func, *node.args] for node in nodes if isinstance(node, ast.Call)]
     pairs = [pair for parts in calls for pair in pairwise(parts)]
@@ -74,19 +74,21 @@ def opened_elsewhere(tree: ast.Module) -> Iterator[int]:
             handed.append(node.func)
     names = {given.id for given in handed if isinstance(given, ast.Name)}
     for node in nodes:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if any(isinstance(target, ast.Name) and target.id in names for target in targets):
-            handed.append(node.value)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id in names for target in targets):
+                handed.append(node.value)
     for node in nodes:
-        if isinstance(node, ast.Attribute) and node.attr in ("from_pretrained", "from_config") and node not in handed:
-            if ast.unparse(node.value) != "GenerationConfig":  # plain values
-                yield node.lineno
+        is_call = isinstance(node, ast.Attribute) and node.attr in ("from_pretrained", "from_config")
+        if is_call and node not in handed and ast.unparse(node.value) != "GenerationConfig":  # plain values
+            yield node.lineno
 
 
 def test_all_models_are_opened_without_their_code() -> None:
     """Catches a call that asks "run the custom code? [y/N]" on the terminal, which ``yes |`` answers."""
     assert list(opened_elsewhere(ast.parse("m = AutoModel.from_pretrained(p)"))) == [1]
-    assert list(opened_elsewhere(ast.parse("make = A.from_config\nread(p, pretrained, make, p)\nA.from_config(p)"))) == [3]
+    handed = "make = A.from_config\nread(p, pretrained, make, p)\nA.from_config(p)"
+    assert list(opened_elsewhere(ast.parse(handed))) == [3]
     files = [*ROOT.glob("rlplug/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
     found = {str(file): list(opened_elsewhere(ast.parse(file.read_text()))) for file in files}
     assert len(files) > 400
@@ -104,7 +106,8 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(
     (folder / file).write_text(json.dumps(config))
     monkeypatch.setattr(builtins, "input", lambda _: "yes")
     open_it: Any = read_config if file == "config.json" else lambda path, _: load_tokenizer(ModelConfig(path=path))
-    with pytest.raises(ConfigError, match=r"^model\.policy\.path .* needs code of its own \(auto_map\), which is never run"):
+    said = r"^model\.policy\.path .* needs code of its own \(auto_map\), which is never run"
+    with pytest.raises(ConfigError, match=said):
         open_it(str(folder), "model.policy")
     assert not (folder / "ran").exists()
 

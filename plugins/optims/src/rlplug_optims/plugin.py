@@ -34,7 +34,11 @@ def rlplug_register_optimizations(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_classes(registry: Registry) -> None:
-    for place in ("rlplug_optims.muon:Muon", "rlplug_optims.state_offload:StateOffload"):
+    for place in (
+        "rlplug_optims.compile_cache:CompileCache",
+        "rlplug_optims.muon:Muon",
+        "rlplug_optims.state_offload:StateOffload",
+    ):
         registry.add("classes", place)
 
 

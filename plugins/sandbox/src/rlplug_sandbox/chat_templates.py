@@ -21,8 +21,6 @@ from typing import Any, Final
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.distributed.child_process import ChildProcess, ending
-
 DEADLINE_S: Final = 32.0
 """Longest time for one conversation: a little more than the core waits for it, whose message names the prompt."""
 PROGRAM: Final = Path(__file__).with_name("template_renderer.py")
@@ -87,6 +85,8 @@ class TemplateProcess:
                 process.stdin.flush()
                 answer: dict[str, str] = json.loads(process.stdout.readline())
             except (OSError, ValueError):  # there is no line
+                from rlplug.distributed.child_process import ending
+
                 self._process, status = None, process.end(1.0)
                 late = f"it took longer than {DEADLINE_S:g} s"
                 ended = f"the process that renders it {ending(status)}"
@@ -99,7 +99,9 @@ class TemplateProcess:
         return answer["text"]
 
 
-def _started() -> ChildProcess:
+def _started() -> Any:
+    from rlplug.distributed.child_process import ChildProcess
+
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(os.path.isabs, sys.path))
     pipe = subprocess.PIPE

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlplug_optims.compile_cache import INDUCTOR, use_compile_cache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from rlplug.cli.compile_cache import INDUCTOR, use_compile_cache
 from rlplug.errors import ConfigError, RunError
 from rlplug.recording.run_folder import DEFAULT_COMPILE_CACHE
 from rlplug.rollout.hf_engine import HFRollout
@@ -79,11 +79,6 @@ def test_variables_of_the_user_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "triton").exists()
 
 
-def test_null_changes_nothing() -> None:
-    assert use_compile_cache(None, EngineWithCache()) is None
-    assert (os.environ[INDUCTOR], os.environ["SOME_ENGINE_CACHE"]) == (default_cache_dir(), "")
-
-
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     text = r"run\.compile_cache is \S+/file/cache, which cannot be used: .* Name a folder of your own, or set null"
@@ -98,7 +93,7 @@ def test_the_default_is_no_hurdle_where_the_home_folder_cannot_be_written(
     """As in containers. Catches every run there being refused for a key that nobody set."""
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    note = use_compile_cache(DEFAULT_COMPILE_CACHE, HFRollout())
+    note = use_compile_cache(DEFAULT_COMPILE_CACHE, HFRollout(), is_default=True)
     assert note is not None
     assert note.startswith("compiled code is not kept for later runs: run.compile_cache is ~/.cache/rlplug/compile: ")
     assert os.environ[INDUCTOR] == default_cache_dir()

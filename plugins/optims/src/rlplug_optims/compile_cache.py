@@ -10,11 +10,8 @@ from typing import Final
 
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from rlplug.distributed.durable_files import reason
-from rlplug.errors import ConfigError
-from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.rollout import RolloutEngine
-from rlplug.recording.run_folder import DEFAULT_COMPILE_CACHE
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import RolloutEngine
 
 KEY: Final = "run.compile_cache"
 INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -22,26 +19,31 @@ VARIABLES: Final[Mapping[str, str]] = {INDUCTOR: "inductor", "TRITON_CACHE_DIR":
 """Environment variables of torch.compile and Triton, and the folders below the cache's that they name."""
 
 
-def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
+class CompileCache:
+    """What ``run.compile_cache`` asks for; ``note`` says what took effect, in one line."""
+
+    def __init__(self, folder: str, engine: RolloutEngine, is_default: bool) -> None:
+        self.note = use_compile_cache(folder, engine, is_default)
+
+
+def use_compile_cache(folder: str, engine: RolloutEngine, is_default: bool = False) -> str:
     """Keep what is compiled from now on, in this process and in those that it starts, below a folder.
 
     Torch and Triton look at their variables when they compile; an engine's library may do so when it is imported, which
     comes later. A variable that the environment has already stays as it is.
 
     Args:
-        folder: ``run.compile_cache``; ``None`` leaves everything to the libraries, as does the default where the home
-            folder cannot be written.
+        folder: ``run.compile_cache``.
         engine: Its class says which variables its library has.
+        is_default: Whether nobody asked for that folder: where it cannot be written, all is left to the libraries.
 
     Returns:
-        What took effect, in one line; ``None`` where nothing was changed.
+        What took effect, in one line.
 
     Raises:
         ConfigError: Nothing can be written there, or others can, and it is not the default.
         RunError: The engine's class names variables or folders that are none.
     """
-    if folder is None:
-        return None
     names = {**VARIABLES, **_of_engine(engine)}
     given = {name: os.environ[name] for name in names if _is_given(name)}
     try:
@@ -50,10 +52,11 @@ def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
         for path in ours.values():
             _require_own(path, place)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        if folder == DEFAULT_COMPILE_CACHE:
-            return f"compiled code is not kept for later runs: {KEY} is {folder}: {reason(error)}"
+        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
+        if is_default:
+            return f"compiled code is not kept for later runs: {KEY} is {folder}: {reason}"
         raise ConfigError(
-            f"{KEY} is {folder}, which cannot be used: {reason(error)}. Name a folder of your own, or set null, "
+            f"{KEY} is {folder}, which cannot be used: {reason}. Name a folder of your own, or set null, "
             "which leaves compiled code where torch and the engine put it."
         ) from error
     os.environ.update({name: str(path) for name, path in ours.items()})
@@ -72,13 +75,13 @@ def _is_given(name: str) -> bool:
 
 def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
     found = engine.compile_cache_variables
-    call = PluginCall(engine, "compile_cache_variables")
+    owner = f"{type(engine).__module__}.{type(engine).__name__}.compile_cache_variables"
     if not isinstance(found, Mapping):
-        raise call.violation("be a mapping of environment variables to folders", f"is {found!r}")
+        raise RunError(f"{owner} must be a mapping of environment variables to folders; it is {found!r}.")
     for name, below in found.items():
         path = PurePosixPath(below) if isinstance(below, str) else PurePosixPath("/")
         if not isinstance(name, str) or not name.isidentifier() or path.is_absolute() or ".." in path.parts:
-            raise call.violation("name variables, and folders below the cache's", f"has {name!r}: {below!r}")
+            raise RunError(f"{owner} must name variables, and folders below the cache's; it has {name!r}: {below!r}.")
     return found
 
 
