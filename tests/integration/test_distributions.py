@@ -63,6 +63,8 @@ NOT_DECLARED = {
     "tensorrt_llm": "NVIDIA's container has it",
     "code_stand_ins": "it lies beside the program that imports it",
     "code_values": "it lies beside the program that imports it",
+    "tensorboard": "an extra of rlplug",
+    "sandbox_files": "it lies beside the program that imports it",
     "sandbox_limits": "it lies beside the program that imports it",
     "sandbox_isolation": "it lies beside the program that imports it",
 }

@@ -70,7 +70,7 @@ def test_a_run_its_checkpoint_and_its_base(runs):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no cache", "metrics.jsonl/cache, which cannot be written"),
+        ("no cache", "metrics.jsonl/cache, which cannot be used: Not a directory"),
         ("no data", "--data no_file.jsonl: no file of prompts has that name"),
         ("no class", "there is no module 'no_module'"),
         ("no policy", "the policy 'runs/none/001' does not exist. Give the folder of a run"),

@@ -60,10 +60,13 @@ OTHERS = {
     "plugins/devkit/src/rlplug_devkit/tasks/tiny_run.py": 2,
     "plugins/devkit/src/rlplug_devkit/optimizations/bench.py": 1,
     "plugins/devkit/src/rlplug_devkit/trainers/bench.py": 1,
+    "plugins/devkit/src/rlplug_devkit/check/runs.py": 3,
+    "plugins/devkit/src/rlplug_devkit/check/results.py": 1,
     "plugins/plan/src/rlplug_plan/stand_ins.py": 4,
     "plugins/rollout_sglang/src/rlplug_rollout_sglang/server.py": 1,
     # a new plugin, and files that the command line names
     "plugins/devkit/src/rlplug_devkit/new_plugin/rendering.py": 1,
+    "plugins/devkit/src/rlplug_devkit/check/__init__.py": 1,
     "plugins/migrate/src/rlplug_migrate/command.py": 1,
     "plugins/plan/src/rlplug_plan/overlay.py": 2,
     # of the system, pipes and file descriptors
@@ -71,6 +74,7 @@ OTHERS = {
     "plugins/sandbox/src/rlplug_sandbox/sandbox_isolation.py": 1,
     "plugins/sandbox/src/rlplug_sandbox/sandbox_process.py": 1,
     "plugins/sandbox/src/rlplug_sandbox/template_renderer.py": 1,
+    "plugins/devkit/src/rlplug_devkit/other_process.py": 1,
     "plugins/rewards/src/rlplug_rewards/code/code_program.py": 1,
     "plugins/rewards/src/rlplug_rewards/code/code_checker.py": 2,
     "plugins/watch/src/rlplug_watch/loggers/prometheus.py": 1,

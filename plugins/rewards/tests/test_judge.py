@@ -131,7 +131,7 @@ def test_retry_after_a_date():
 
 HOSTILE = {
     "NaN": (verdict('{"reason": "", "score": NaN}'), "NaN is not JSON"),
-    "infinity": (verdict('{"reason": "", "score": 1e999}'), "not from 0 to 1"),
+    "infinity": (verdict('{"reason": "", "score": 1e999}'), "no finite number"),
     "out of range": (verdict('{"reason": "", "score": 2}'), "not from 0 to 1"),
     "true": (verdict('{"reason": "", "score": true}'), "no number"),
     "a text": (verdict('{"reason": "", "score": "1"}'), "no number"),

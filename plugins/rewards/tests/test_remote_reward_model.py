@@ -112,7 +112,7 @@ HOSTILE = {
     "a text": (changed(0, probs=["1"]), "no list of numbers"),
     "true": (changed(0, probs=[True]), "no list of numbers"),
     "a huge integer": (changed(0, probs=[10**400]), "its size must be"),
-    "infinity": (infinite, "its size must be"),
+    "infinity": (infinite, "no finite number"),
     "NaN": (changed(1, probs=[float("nan")]), "NaN is not JSON"),
     "another model": (lambda body: vllm(body, model="base"), "is of the model str 'base', not of 'reward-model'"),
     "cut rows": (lambda body: vllm(body, usage={"prompt_tokens": 3}), "has read int 3 tokens, and"),

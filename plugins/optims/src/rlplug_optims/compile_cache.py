@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
@@ -88,6 +89,8 @@ def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
 def _require_own(path: Path, place: Path) -> None:
     """Make a folder below ``place`` in which this user can write, and nobody else: what is in it is executed."""
     for folder in (*reversed(path.parents), path):
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory")
         folder.mkdir(exist_ok=True, mode=0o700)  # parents=True would ask the umask above it
         found = folder.stat()
         if folder.is_relative_to(place) and (found.st_uid != os.geteuid() or found.st_mode & 0o002):
