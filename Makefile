@@ -8,7 +8,7 @@ INSTALL := $(BIN)/$(PIP_INSTALL) --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
 PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
-QUICKSTART_PLUGINS := plugins/algos plugins/plan plugins/watch
+QUICKSTART_PLUGINS := plugins/algos plugins/optims plugins/plan plugins/watch
 WRITERS := $(sort $(wildcard scripts/write_*.py))
 SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
