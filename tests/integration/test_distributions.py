@@ -199,6 +199,15 @@ def test_what_is_imported_is_required(distribution: Distribution) -> None:
     assert missing(later | late, optional) == []
 
 
+def test_the_quickstart_installs_what_its_plugins_require() -> None:
+    """Alone catches a requirement that pip looks for on an index, in a fresh clone, where it is not yet."""
+    (listed,) = re.findall(r"(?m)^QUICKSTART_PLUGINS := (.*)$", (ROOT / "Makefile").read_text())
+    ours = {f"plugins/{plugin.folder.name}": plugin for plugin in plugin_distributions()}
+    names_of_ours = {plugin.name: folder for folder, plugin in ours.items()}
+    required = {name for folder in listed.split() for name in names(ours[folder], extras=False)}
+    assert {names_of_ours[name] for name in required & names_of_ours.keys()} <= set(listed.split())
+
+
 @pytest.mark.parametrize("distribution", plugin_distributions(), ids=lambda distribution: distribution.name)
 def test_nothing_is_required_in_vain_or_twice(distribution: Distribution) -> None:
     """What the core requires comes with it, in its range; and what a wheel requires of ours, it imports."""
