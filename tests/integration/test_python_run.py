@@ -21,15 +21,17 @@ SMALL = ("--model.batch.prompts_per_step", "16", "--model.num_steps", "3", "--mo
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of the quickstart's first steps from the command line, and of the same from Python."""
     folder = tmp_path_factory.mktemp("runs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # of two threads, one may do the work where cores are busy
     command = [sys.executable, "-m", "rlplug", "fit", "-c", "configs/quickstart.yaml", *SMALL]
     run_forked(
         [*command, "--model.validation.at_start", "false", "--run.dir", str(folder / "command")],
+        env=environment,
         cwd=ROOT,
         timeout=300,
         check=True,
     )
     script = [sys.executable, str(Path(__file__).with_name("train_quickstart.py")), str(folder)]
-    run_forked(script, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=True)
+    run_forked(script, env={**environment, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=True)
     return {"command": folder / "command/001", "python": folder / "runs/default/001", "seen": folder / "seen.json"}
 
 
@@ -49,10 +51,8 @@ def test_it_records_the_same(runs: dict[str, Path]) -> None:
     command, python = rows(runs["command"]), rows(runs["python"])
     assert [row["step"] for row in python] == [1, 2, 3]
     assert [row.keys() for row in command] == [row.keys() for row in python]
-    for name in ("reward/mean", "loss", "validate/reward_mean"):
+    for name in ("reward/mean", "policy/grad_norm", "validate/reward_mean"):
         assert [row.get(name) for row in python] == [row.get(name) for row in command]
-    norms = [[row["policy/grad_norm"] for row in each] for each in (python, command)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-6)  # beside other work, 5e-10 was seen between two such runs
     assert (runs["python"] / "samples.jsonl").read_text() == (runs["command"] / "samples.jsonl").read_text()
 
 
