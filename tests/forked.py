@@ -81,7 +81,7 @@ class ForkedProcess:
         """Start ``command``, which begins with the path of a Python, such as ``sys.executable``.
 
         Args:
-            env: The whole environment; by default this process's.
+            env: The whole environment but for one thread of OpenMP; by default this process's.
             cwd: The folder to run in; by default this process's.
             output: The file for stdout and stderr.
             separate_errors: Keep stderr in a file of its own.
@@ -93,7 +93,8 @@ class ForkedProcess:
         self._stderr = self._stdout.with_suffix(".err") if separate_errors else self._stdout
         for file in (self._stdout, self._stderr):
             file.write_bytes(b"")  # it can be read at once
-        job = {"command": self.args, "env": dict(os.environ if env is None else env)}
+        one_thread = {"OMP_NUM_THREADS": "1"}  # of two, OpenMP uses one where cores are busy
+        job = {"command": self.args, "env": one_thread | dict(os.environ if env is None else env)}
         job |= {"cwd": str(cwd or os.getcwd()), "stdout": str(self._stdout), "stderr": str(self._stderr)}
         self._connection = place.connect()
         self._connection.sendall(json.dumps(job).encode() + b"\n")

@@ -21,17 +21,15 @@ SMALL = ("--model.batch.prompts_per_step", "16", "--model.num_steps", "3", "--mo
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of the quickstart's first steps from the command line, and of the same from Python."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # of two threads, one may do the work where cores are busy
     command = [sys.executable, "-m", "rlplug", "fit", "-c", "configs/quickstart.yaml", *SMALL]
     run_forked(
         [*command, "--model.validation.at_start", "false", "--run.dir", str(folder / "command")],
-        env=environment,
         cwd=ROOT,
         timeout=300,
         check=True,
     )
     script = [sys.executable, str(Path(__file__).with_name("train_quickstart.py")), str(folder)]
-    run_forked(script, env={**environment, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=True)
+    run_forked(script, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, timeout=300, check=True)
     return {"command": folder / "command/001", "python": folder / "runs/default/001", "seen": folder / "seen.json"}
 
 
