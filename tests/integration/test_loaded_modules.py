@@ -33,9 +33,12 @@ sys.meta_path.insert(0, Torch())
 main(sys.argv[1:])
 """
 """Ends where torch would be imported."""
-ALWAYS = {"plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"}
-ALWAYS |= {"chat_templates", "compile_cache"}
-"""Modules of plugins that each run imports: what registers, observers, and the layout of rows."""
+ALWAYS = {
+    *("plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"),
+    *("chat_templates", "compile_cache"),
+}
+"""Modules of plugins that each run imports: what registers, observers, the layout of rows, and what bounds a template
+and keeps compiled code."""
 
 
 def modules_after(*arguments: str, status: int = 0) -> dict[str, Any]:

@@ -111,6 +111,8 @@ def test_constants_are_computed_nowhere_else(tokenizer: Any) -> None:
         "{{ (10 ** (10 ** 9)) % 7 }}{% if 10 ** (10 ** 9) | int %}{% endif %}{{ enable_thinking }}"
     )
     set_chat_template_kwargs(tokenizer, {"enable_thinking": False})
+    with pytest.raises(ConfigError, match="It reads enable_thinking"):
+        set_chat_template_kwargs(tokenizer, {"other": False})
 
 
 TEMPLATE = (
