@@ -75,6 +75,7 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
         if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
             text = f"its code knows no attention {error}"
+        text = text.partition("Model type should be one of")[0]  # all that transformers knows follow
         reason = " ".join(line.strip() for line in text.strip().splitlines()[:2]).rstrip(".")
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error

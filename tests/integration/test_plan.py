@@ -53,6 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: P
         "no number": [*PLAN, "--gpu-gib", "much"],
         "help": ["plan", "--help"],
         "size": ["plan", "--model-size", "1.7B", "--gpu-gib", "80", "--write", str(written.with_name("size.yaml"))],
+        "recipe": ["plan", "--config", "configs/recipes/grpo_qwen3_8b.yaml", "--model-size", "8B", "--gpu-gib", "141"],
         "shape": ["plan", "--model", "tests/model/config.json", *SHORT, *REWARD, "--write", str(written_run)],
         "written run": [
             "plan",
@@ -142,6 +143,12 @@ def test_a_size_is_planned_without_a_model_or_data(results: Runs, written: Path)
     assert found is not None
     assert 64 <= int(found[1]) <= 128
     assert "path: Qwen/Qwen3-1.7B" in written.with_name("size.yaml").read_text()
+
+
+def test_a_size_takes_the_place_of_a_files_model_and_data(results: Runs) -> None:
+    """Alone catches options of the file's template, data and validation that the stand-ins are refused for."""
+    assert results["recipe"].exit_code == 0, results["recipe"].output
+    assert "memory plan" in results["recipe"].message
 
 
 def test_the_run_that_a_shape_gives_can_be_planned_with_its_data(results: Runs, written: Path) -> None:

@@ -15,6 +15,8 @@ LEGAL = (
     r"model: \S+ {\"(architectures|transformers_version|pretraining_tp|use_cache|(bos|eos|pad)_token_id)\": .*",
     r"model: \S+ {\"attention_dropout\": .*",  # none is applied
     r"model: \S+ {\"(rope_parameters\": null|max_position_embeddings\": 1000+)}",
+    r"model: \S+ {\"(head_dim|num_key_value_heads)\": null}",  # follow from the other sizes
+    r"model: \S+ {\"rope_parameters\": {\"a\": 1}}",  # transformers warns, and takes its default
     r"file: (tokenizer_config|generation_config)\.json {}",
 )
 """Expressions for faults that change nothing of a run."""

@@ -58,6 +58,8 @@ def write_run(
 ) -> list[str]:
     """Write a whole run: one that was planned without a model or data, with the same as :func:`write_overlay`.
 
+    What its files give in place of which a stand-in was planned, it keeps.
+
     Args:
         path: A file that does not exist.
         decisions: What was planned.
@@ -69,10 +71,9 @@ def write_run(
         ConfigError: As of :func:`write_overlay`.
     """
     keys = overlay_keys(decisions, configured)
-    yours: dict[str, Any] = {
-        "model.policy.path": stand_in.policy,
-        "data.train": {"class_path": "FileSource", "init_args": {"path": YOUR_PROMPTS}},
-    }
+    yours = {"model.policy.path": stand_in.policy, **stand_in.given}
+    if yours["data.train"] is None:
+        yours["data.train"] = {"class_path": "FileSource", "init_args": {"path": YOUR_PROMPTS}}
     if stand_in.has_no_reward:
         yours["model.rewards"] = [{"class_path": "FunctionReward", "init_args": {"function": YOUR_REWARD}}]
     content = copy.deepcopy(dict(run))
@@ -159,3 +160,5 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     for folder in folders:
         content = content.setdefault(folder, {})
     content[last] = value
+    if value is None:  # the default
+        del content[last]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError
 from rlplug_plan.shapes import TakenShape, shape_of
 
@@ -39,6 +40,20 @@ def no_reward(completion: str) -> float:
     return 0.0
 
 
+class OnePrompt(PromptSource):
+    """A prompt in place of a run's data.
+
+    Args:
+        num_tokens: Its length for the stand-in's tokenizer.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def rows(self) -> Iterator[PromptRow]:
+        yield PromptRow(uid="prompt", prompt=" ".join([WORD] * self.num_tokens), answer=WORD, metadata={})
+
+
 @dataclass(frozen=True)
 class StandIn:
     """A run that can be planned.
@@ -48,19 +63,22 @@ class StandIn:
         notes: What was assumed, a line each.
         policy: What ``model.policy.path`` is to be when it runs.
         has_no_reward: Whether the run names no reward.
+        given: What the user's files have for the other keys that stand-ins replace, by key; ``None`` for nothing.
     """
 
     arguments: list[str]
     notes: list[str]
     policy: str
     has_no_reward: bool
+    given: Mapping[str, Any]
 
     def header(self, path: Path) -> str:
         """Return the comment above a file of the run: what its user has to put in place."""
-        yours = [f"{YOUR_PROMPTS}, a prompt (and an answer) a line"]
+        yours = [f"{YOUR_PROMPTS}, a prompt (and an answer) a line"] * (self.given["data.train"] is None)
         yours += [f"{YOUR_REWARD}, a function in a file of that name"] * self.has_no_reward
         yours += [f"{YOUR_MODEL}, a model of this shape"] * (self.policy == YOUR_MODEL)
-        lines = ["Written by rlplug plan.", *self.notes, f"Yours to give: {'; '.join(yours)}.", f"rlplug fit -c {path}"]
+        give = [f"Yours to give: {'; '.join(yours)}."] if yours else []
+        lines = ["Written by rlplug plan.", *self.notes, *give, f"rlplug fit -c {path}"]
         return "".join(f"# {line}\n" for line in lines)
 
 
@@ -85,14 +103,14 @@ def make_stand_in(
 
     taken = shape_of(size) if size is not None else _shape_of_file(Path(str(model)))
     _write_model(folder / "model", taken.config)
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": " ".join([WORD] * prompt_tokens), "answer": WORD}) + "\n")
     written, contents = write_out_arguments(arguments), check_config_files(["fit", *arguments])
     assumed = {key: value for key, value in ASSUMED.items() if not _is_given(key, written, contents)}
     (folder / "assumed.yaml").write_text(yaml.safe_dump(nested(assumed)))
     values = [f"{key} {_said(value)}" for key, value in assumed.items() if key not in UNSAID]
     values += [gpu] * bool(gpu)
-    stands = {"model.policy.path": str(folder / "model"), "data.train": _source(str(prompts)), "data.val": "null"}
+    train, val = (_prompt(num_tokens) for num_tokens in (prompt_tokens, max(1, prompt_tokens - 1)))
+    stands = {"model.policy.path": str(folder / "model"), "data.train": train, "data.val": val}
+    stands |= {"model.policy.chat_template_kwargs": "{}", "data.max_prompt_tokens": "null"}  # of the real ones
     return StandIn(
         arguments=["--config", str(folder / "assumed.yaml"), *written, *(f"--{key}={stands[key]}" for key in stands)],
         notes=[
@@ -101,6 +119,7 @@ def make_stand_in(
         ],
         policy=taken.path or YOUR_MODEL,
         has_no_reward="model.rewards" in assumed,
+        given={key: last(contents, key) for key in stands if key != "model.policy.path"},
     )
 
 
@@ -130,15 +149,20 @@ def _write_model(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
 
 
-def _source(path: str) -> str:
-    return json.dumps({"class_path": "FileSource", "init_args": {"path": path}})
+def _prompt(num_tokens: int) -> str:
+    return json.dumps({"class_path": "rlplug_plan.stand_ins.OnePrompt", "init_args": {"num_tokens": num_tokens}})
 
 
 def _is_given(key: str, arguments: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a key is in a file or among the arguments, which have no short forms."""
     if any(argument == f"--{key}" or argument.startswith((f"--{key}=", f"--{key}+")) for argument in arguments):
         return True
-    return any(at(content, key) is not None for content in contents)
+    return last(contents, key) is not None
+
+
+def last(contents: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """Return the value of a key in the last of some files that has it; ``None`` where none does."""
+    return next((found for each in reversed(contents) if (found := at(each, key)) is not None), None)
 
 
 def at(content: Mapping[str, Any], key: str) -> Any:

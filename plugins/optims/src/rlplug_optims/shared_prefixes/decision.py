@@ -81,7 +81,7 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
         return "FlashAttention4 computes attention of whole sequences alone"
     if on_gpu and (option(text_config, "head_dim") or 0) > WIDEST:
         return f"its heads are wider than {WIDEST}, which its kernels do not take"
-    if on_gpu and find_spec("triton") is None:
+    if on_gpu and torch.cuda.is_available() and find_spec("triton") is None:  # a plan is for another machine
         return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:
         return "on a CPU, CompileBlocks would compile for each tree anew"
