@@ -46,8 +46,8 @@ class PhaseTimer:
     """Timer of phases: ``with timer.phase("rollout"): ...``.
 
     ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: on a GPU the peak that PyTorch
-    allocated, without the memory that a sleeping engine released (in ``sync``, where its weights wake, with its KV
-    cache); on the CPU the process's resident memory at the phase's end.
+    allocated, without what of an engine's memory slept at that time; on the CPU the process's resident memory at the
+    phase's end.
 
     Args:
         stall_s: Seconds after which the Python stacks of a phase are written to stderr, and again after as many more.
@@ -60,17 +60,15 @@ class PhaseTimer:
         """Function that gets the name of each phase when it begins; the progress bar sets it."""
         self.on_exit: Callable[[str, float], Any] = lambda name, seconds: None
         """Function that gets the name and seconds of each phase when it ends; what exports spans sets it."""
-        self.asleep_bytes: Callable[[float], int] = lambda since: 0
-        """Function that returns the bytes that a sleeping engine released and PyTorch still counts.
-
-        Its argument is a time of ``time.perf_counter``: the result is 0 unless the engine has slept ever since.
-        """
+        self.asleep_bytes = 0
+        """Bytes that a sleeping engine released and PyTorch still counts."""
         self.device = device
         self.running = ""  # the phase that runs, or that an error ended; empty between phases
         self._stall_s = stall_s
         self._deadline = None if deadline_s is None else PhaseDeadline(deadline_s)
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
+        self._peak = 0  # bytes on a GPU, of the running phase until the engine's newest sleep or waking
         self._spans: list[tuple[str, float, float]] = []
 
     @contextmanager
@@ -78,8 +76,8 @@ class PhaseTimer:
         """Measure the body of the ``with`` statement as phase ``name``."""
         self.on_enter(name)
         self.running = name
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self.note_asleep(self.asleep_bytes)
+        self._peak = 0
         faulthandler.dump_traceback_later(self._stall_s, repeat=True, file=sys.__stderr__ or sys.stderr)
         if self._deadline is not None:
             self._deadline.begin(name)
@@ -98,13 +96,21 @@ class PhaseTimer:
             if len(self._spans) < MOST_SPANS:
                 self._spans.append((name, ended - seconds, ended))
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-            self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
+            self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now())
             self.on_exit(name, seconds)
 
-    def _memory_now(self, began: float) -> float:
+    def note_asleep(self, num_bytes: int) -> None:
+        """Set ``asleep_bytes``, which leaves the peak until now as it is."""
         if self.device.type == "cuda":
-            return (torch.cuda.max_memory_allocated(self.device) - self.asleep_bytes(began)) / GIB
-        return float(psutil.Process().memory_info().rss / GIB)
+            self._peak = self._peak_now()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.asleep_bytes = num_bytes
+
+    def _peak_now(self) -> int:
+        return max(self._peak, torch.cuda.max_memory_allocated(self.device) - self.asleep_bytes)
+
+    def _memory_now(self) -> float:
+        return (self._peak_now() if self.device.type == "cuda" else int(psutil.Process().memory_info().rss)) / GIB
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call, and reset them."""

@@ -66,6 +66,7 @@ class EngineDriver:
         sleeps: Whether the engine gives its device memory back between rollouts.
         max_restarts: How many times one rollout may restart its engines after a fault.
         agreement: What the ranks decide together.
+        note_asleep: Gets the bytes that the sleeping engine released and torch still counts, when they change.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EngineDriver:
         sleeps: bool,
         max_restarts: int,
         agreement: RankAgreement = RankAgreement(),
+        note_asleep: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.engine = engine
         engine.is_stopping = agreement.is_stopping
@@ -87,7 +89,7 @@ class EngineDriver:
         self._sleeps = sleeps
         self._offload = offload
         self._max_restarts = max_restarts
-        self._states = EngineStateMachine(type(engine).__name__, placement.device)
+        self._states = EngineStateMachine(type(engine).__name__, placement.device, note_asleep)
         self._version = NO_VERSION
         self._has_frozen = self._has_generated = False
         self._num_restarts = self._num_faults = 0
@@ -221,14 +223,6 @@ class EngineDriver:
         self._has_generated = False
         metrics, self._metrics = self._metrics, {}
         return metrics
-
-    def asleep_bytes(self, since: float) -> int:
-        """Return the device bytes that the engine's sleep freed, or 0 unless it has slept ever since ``since``.
-
-        Args:
-            since: A time of ``time.perf_counter``, in seconds.
-        """
-        return self._states.freed_bytes if self._states.state == "asleep" and self._states.slept_at <= since else 0
 
     def close(self) -> None:
         """Close the engine; safe to call twice."""

@@ -17,7 +17,7 @@ every state, and ``start`` again after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
@@ -80,20 +80,20 @@ class EngineStateMachine:
     Args:
         name: Name of the engine, for messages.
         device: Device of the engine; memory is checked on a GPU only.
+        note_asleep: Gets the bytes that the engine released and this process's torch still counts, when they change.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, note_asleep: Callable[[int], None] = lambda size: None) -> None:
         self._name = name
         self._device = device
-        self._taken_bytes = 0
+        self._note_asleep = note_asleep
+        self._taken_bytes = self._counted_bytes = self._asleep_bytes = 0
         self._freed_share = FREED_SHARE
         self.state: State = "new"
         self.seconds: dict[Call, float] = {}
         """Seconds that the newest call of each kind took."""
         self.freed_bytes = 0
         """Device bytes that the newest sleep freed."""
-        self.slept_at = 0.0
-        """End of the newest sleep call, in seconds of ``time.perf_counter``."""
 
     @contextmanager
     def calls(self, call: Call) -> Iterator[None]:
@@ -106,7 +106,7 @@ class EngineStateMachine:
         if state not in NEXT_STATES[call]:
             raise RunError(f"{self._name} cannot {call.replace('_', ' ', 1)} now: {MEANINGS[state]}.")
         self.state = "broken"
-        before, began = self._bytes_in_use(call), time.perf_counter()
+        before, counted, began = self._bytes_in_use(call), self._allocated_bytes(), time.perf_counter()
         try:
             with trace_range(ENGINE + call):
                 yield
@@ -116,6 +116,8 @@ class EngineStateMachine:
             self.state = STATES_AFTER_ERROR.get(call, {}).get(state, "broken")
             raise
         self.seconds[call] = time.perf_counter() - began
+        if call == "start":  # of an engine in a process of its own, nothing
+            self._counted_bytes = self._allocated_bytes() - counted
         self._check_memory(call, self._bytes_in_use(call) - before)
         self.state = NEXT_STATES[call][state]
 
@@ -123,11 +125,17 @@ class EngineStateMachine:
         """Return the device bytes in use, or 0 for calls and devices that are not measured."""
         return device_bytes_in_use(self._device) if self._device.type == "cuda" and call in MEASURED else 0
 
+    def _allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+
     def _check_memory(self, call: Call, change: int) -> None:
+        if call in MEASURED or call == "close":
+            is_asleep = call in ("sleep", "wake_weights")
+            self._asleep_bytes = max(0, min(self._counted_bytes, self._asleep_bytes - change)) if is_asleep else 0
+            self._note_asleep(self._asleep_bytes)
         if call == "start":
             self._taken_bytes, self._freed_share = change, FREED_SHARE_AFTER_START
         elif call == "sleep":
-            self.slept_at = time.perf_counter()
             self.freed_bytes, needed = -change, self._freed_share * self._taken_bytes - SLACK_BYTES
             taken, self._taken_bytes, self._freed_share = self._taken_bytes, 0, FREED_SHARE
             if self.freed_bytes < needed:

@@ -181,6 +181,7 @@ class RunModule(LightningModule):
             sleeps=config.memory.sleep_between_rollouts is True if plan is None else plan.sleeps,
             max_restarts=config.limits.max_engine_restarts,
             agreement=RankAgreement(strategy.any_rank, stop.poll, lambda: strategy.agree_to_stop(stop)),
+            note_asleep=self.timer.note_asleep,
         )
         try:  # servers have said their context by now
             check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
@@ -188,7 +189,6 @@ class RunModule(LightningModule):
             self.driver.close()
             raise
         self.source.start(make_generator(config, inputs, self.driver, data, strategy.gather, strategy.store))
-        self.timer.asleep_bytes = self.driver.asleep_bytes
 
     def teardown(self, stage: str) -> None:
         self.stop_signal.uninstall()

@@ -189,7 +189,7 @@ class Policy(torch.nn.Module):
 def make_run(phase: str, device: str, memory: Any = None) -> Any:
     timer = PhaseTimer(stall_s=60, device=torch.device(device))
     timer.running = phase
-    timer.asleep_bytes = lambda since: 20 * GIB
+    timer.asleep_bytes = 20 * GIB
     models = SimpleNamespace(policy=Policy(), critic=None, reference=None)
     engine = SimpleNamespace(capabilities=EngineCapabilities(sleep=True))
     return SimpleNamespace(

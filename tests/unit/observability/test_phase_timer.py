@@ -11,6 +11,7 @@ import torch
 from forked import run_forked
 
 from rlplug.observability.phase_timer import PhaseTimer
+from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import GIB
 
 CPU = torch.device("cpu")
@@ -47,18 +48,82 @@ def test_memory_is_the_largest_of_the_phase_s_ends():
     assert clock.pop_metrics()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
 
 
-@pytest.mark.parametrize("slept", [True, False], ids=["asleep", "woke"])
-def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
-    """torch counts 61.5 GiB while vLLM's pool sleeps, and the device shows 7.5."""
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(61.5 * GIB))
-    clock = PhaseTimer(stall_s=60, device=torch.device("cuda", 0))
-    before = time.perf_counter()
-    clock.asleep_bytes = lambda since: 54 * GIB if slept and since >= before else 0
-    with clock.phase("update"):
-        pass
-    assert clock.pop_metrics()["memory/update"] == (7.5 if slept else 61.5)
+class Card:
+    """A GPU, in GiB, of which torch counts as allocated what its own process took, though it may sleep."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, counts_engine: bool) -> None:
+        self.used, self.allocated, self.peak, self.counts_engine = 1, 0, 0, counts_engine
+        read = {
+            "reset_peak_memory_stats": self.reset,
+            "memory_allocated": lambda device: self.allocated * GIB,
+            "max_memory_allocated": lambda device: self.peak * GIB,
+            "mem_get_info": lambda device: ((139 - self.used) * GIB, 139 * GIB),
+            "synchronize": lambda device: None,
+            "empty_cache": lambda: None,
+        }
+        for name, function in read.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+    def reset(self, device: torch.device) -> None:
+        self.peak = self.allocated
+
+    def takes(self, *changes: int) -> None:
+        """Allocate or free, one after another."""
+        for change in changes:
+            self.used += change
+            self.allocated += change
+            self.peak = max(self.peak, self.allocated)
+
+    def engine_takes(self, change: int) -> None:
+        """Allocate memory of the engine, which torch counts if its process is this one."""
+        self.takes(change) if self.counts_engine else self.moves(change)
+
+    def moves(self, change: int) -> None:
+        """Let the engine wake or sleep, which torch never counts."""
+        self.used += change
+
+
+@pytest.mark.parametrize(
+    ("counts_engine", "expected"),
+    [(True, {"sync": 80, "rollout": 83, "update": 52}), (False, {"sync": 10, "rollout": 10, "update": 50})],
+    ids=["in this process", "in its own"],
+)
+def test_peaks_leave_out_what_sleeps_at_the_time(monkeypatch, counts_engine, expected):
+    """An engine of 80 GiB, of which 78 sleep, beside weights of 10 GiB that leave in the sync and return after it.
+
+    One peak for the whole phase would add those weights to the engine that made room for them.
+    """
+    device = torch.device("cuda", 0)
+    card, clock = Card(monkeypatch, counts_engine), PhaseTimer(stall_s=60, device=device)
+    engine = EngineStateMachine("MyEngine", device, clock.note_asleep)
+    with engine.calls("start"):
+        card.engine_takes(80)
+    with engine.calls("sleep"):
+        card.moves(-78)
+    card.takes(10)
+    for _ in range(2):
+        with clock.phase("sync"):
+            card.takes(-10)
+            with engine.calls("wake_weights"):
+                card.moves(14)
+            with engine.calls("update_weights"):
+                card.takes(1, -1)
+            with engine.calls("wake_kv_cache"):
+                card.moves(64)
+        with clock.phase("rollout"):
+            with engine.calls("generate"):
+                card.engine_takes(3)
+                card.engine_takes(-3)
+            with engine.calls("sleep"):
+                card.moves(-78)
+            card.takes(10)
+        with clock.phase("update"):
+            card.takes(40, -40)
+        metrics = clock.pop_metrics()
+        assert {name: metrics[f"memory/{name}"] for name in expected} == expected
+    with engine.calls("close"):
+        card.engine_takes(-2)
+    assert clock.asleep_bytes == 0
 
 
 def test_a_failed_phase_counts_and_raises():

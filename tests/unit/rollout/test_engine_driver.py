@@ -320,22 +320,3 @@ def test_metrics_are_of_all_rollouts_since_they_were_asked_for(make_driver):
     )
     assert driver.pop_metrics()["rollout/num_tokens"] == num_tokens
     assert driver.pop_metrics() == {}
-
-
-def test_what_sleeps_counts_from_when_it_fell_asleep(make_driver):
-    """A rollout wakes the engine, so what slept before it and after it was there in between."""
-    driver = make_driver(FaultyRollout(), sleeps=True)
-    driver._states.freed_bytes = 7  # a CPU gives nothing back
-    before = time.perf_counter()
-    assert driver.asleep_bytes(before) == 7
-    generate(driver)
-    driver._states.freed_bytes = 7
-    assert driver.asleep_bytes(before) == 0
-    assert driver.asleep_bytes(time.perf_counter()) == 7
-
-
-def test_an_engine_that_is_awake_has_given_nothing_back(make_driver):
-    driver = make_driver(FaultyRollout())
-    generate(driver)
-    driver._states.freed_bytes = 7
-    assert driver.asleep_bytes(time.perf_counter()) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -44,7 +43,7 @@ def shortage_of(module: Any, trainer: Any, cause: BaseException) -> Shortage:
     timer, device = module.timer, module.timer.device
     name, found, peak, items = str(device), numbers_of(str(cause)), None, dict[str, int]()
     if device.type == "cuda":
-        asleep = timer.asleep_bytes(time.perf_counter())
+        asleep = timer.asleep_bytes
         if "allocated" in found:
             found["allocated"] -= asleep
         with suppress(RuntimeError):  # of a GPU that is lost as well
