@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from command_line import SMALL, Job, Runs
 
+from rlplug.training.batch_plan import SMALLEST_DEFAULT_BUDGET
 from rlplug.weight_sync.manifest import meta_model
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 PLAN = ["plan", *SMALL[1:]]
 VLLM = [*PLAN, "--config", "configs/rollout/vllm.yaml", "--model.policy.dtype", "bfloat16"]
 SMALL_GPU = [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"]
+NARROW = [*SMALL[1:], "--model.batch.prompts_per_step", "16", "--model.batch.group_size", "64"]
 SHORT = ["--prompt-tokens", "16", "--max_new_tokens", "8", "--gpu-gib", "24"]
 REWARD = ["--reward", "examples.quickstart.reward.digits_in_place"]
 FP8 = ["--config", "configs/weight_sync/fp8_block.yaml"]
@@ -32,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: Path) -> Runs:
-    written_run = written.with_name("run.yaml")
+    written_run, narrow = written.with_name("run.yaml"), str(written.with_name("narrow.yaml"))
     arguments = {
         "fits": [*PLAN, "--gpu-gib", "80"],
         "vllm": [*VLLM, "--gpu-gib", "80"],
@@ -42,6 +45,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: P
         "write": [*SMALL_GPU, "--write", str(written)],
         "laid over": [*SMALL_GPU, "--config", str(written), "--write", str(written)[:-5] + "2.yaml"],
         "twice": [*SMALL_GPU, "--write", str(written)],
+        "narrow": ["plan", *NARROW, "--gpu-gib", "0.76", "--write", narrow],
+        "trained": ["fit", *NARROW, "--config", narrow, "--model.num_steps", "1"],
         "fp8": [*VLLM, "--gpu-gib", "80", *FP8],
         "fp8 of two": [*VLLM, "--gpu-gib", "80", *FP8, "--model.rollout.tensor_parallel_size", "2"],
         "optional": [
@@ -68,9 +73,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: P
         "no planner": ["--block", "plan", *PLAN, "--gpu-gib", "80"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
     }
-    after = {"laid over": "write", "twice": "write", "written run": "shape"}
+    after = {"laid over": "write", "twice": "write", "written run": "shape", "trained": "narrow"}
+    folders = {"trained": written.parent / "trained"}
     jobs = {
-        name: Job([*words, "--run.dir", str(runs_dir / "runs")], after=after.get(name))
+        name: Job([*words, "--run.dir", str(folders.get(name, runs_dir / "runs"))], after=after.get(name))
         for name, words in arguments.items()
     }
     return Runs(jobs, tmp_path_factory.mktemp("plan"))
@@ -123,6 +129,16 @@ def test_what_was_written_fits_when_it_is_laid_over_the_run(results: Runs, writt
     assert results["write"].exit_code == 1
     assert "gpu_memory_utilization: 0." in written.read_text()
     assert results["laid over"].exit_code == 0, results["laid over"].output
+
+
+def test_what_was_written_trains_when_it_is_laid_over_the_run(results: Runs, written: Path) -> None:
+    """Catches a file that ``plan`` reads and ``fit`` does not, and values that the run's own replace."""
+    assert results["narrow"].exit_code == 1
+    planned = yaml.safe_load(written.with_name("narrow.yaml").read_text())["model"]["batch"]
+    assert planned["max_tokens_per_gpu"] < SMALLEST_DEFAULT_BUDGET
+    assert results.ended("trained")
+    trained = yaml.safe_load((written.parent / "trained/001/config.yaml").read_text())["model"]["batch"]
+    assert {name: trained[name] for name in planned} == planned
 
 
 def test_a_file_is_not_overwritten(results: Runs) -> None:
