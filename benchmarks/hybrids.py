@@ -1,0 +1,387 @@
+"""Times updates of a hybrid policy on packed and on padded rows, and tries the leak check on a GPU in bfloat16.
+
+    python benchmarks/hybrids.py --out OUT
+    python benchmarks/hybrids.py --phases update --ways packed sorted --rows 32 --max-tokens 4096 --no-kernels --out OUT
+    python benchmarks/hybrids.py --shape tiny --rows 12 --mean 24 --longest 200 --max-tokens 256 --repeats 1 --out OUT
+
+``update``: forward and backward passes of all rows, clipping and AdamW's step of one policy, with random weights and
+lognormal lengths. ``packed`` rows go through ``HybridTrainer``; ``padded`` and ``sorted`` ones are batches [S, T] with
+a mask and transformers' sdpa, in the order in which they came and by length. A line says: seconds (median), tokens per
+second, share of the ceiling of matrix products in bfloat16 (measured in the same run), the peak of GPU memory, padding
+(tokens computed for each real one), and by what ways layers keep sequences apart. ``--no-kernels`` computes with
+transformers' functions in torch, although kernels are installed. ``leaks``: builds small policies of several families
+as a run does and tries them with ``check_loaded``; a line says how far a sequence changed, in the part that the check
+allows, so that 1 and more is a refusal: with the layers as they run, where one would be false, and without what keeps
+sequences apart, where it should be one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import logging
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from rlplug_hybrids import HybridTrainer
+from rlplug_hybrids.layers import kernels_of, stateful_layers, without_kernels
+from shapes import completion_lengths, matmul_ceiling
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.errors import ConfigError
+from rlplug.interfaces import ModelConfig
+from rlplug.models import packing_checks
+from rlplug.models.build import build_policy
+from rlplug.models.forward import policy_forward
+from rlplug.models.loading import empty_model
+from rlplug.models.packing import PackedMicroBatch, PackedTokens
+from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.ops import token_logprobs
+from rlplug.types import MeshSizes, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "hybrids" / "tests"))
+from hybrid_models import COMMON, FAMILIES
+
+TYPES: Final = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "1b": {  # of Qwen3.5's form, 1.1B parameters: 24 layers, one in four with attention
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 4608,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "layer_types": TYPES * 6,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "tiny": COMMON | FAMILIES["qwen3_5_text"] | {"max_position_embeddings": 1024},
+}
+TRIED: Final = ("qwen3_5_text", "qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "jamba", "lfm2_moe", "gpt_oss")
+"""Families of the leak check: each kind of layer with a state, most with experts, where round-off changes a choice."""
+WIDTHS: Final = ("hidden_size", "intermediate_size", "head_dim", "d_head", "d_ssm", "state_size", "d_state", "dt_rank")
+"""Ends of the names of options that widen a tiny model."""
+CHUNK: Final = 64  # tokens that delta rules compute at once, in fla and in transformers
+WAYS: Final = ("packed", "padded", "sorted")
+
+
+class Measured(LightningModule):
+    """Builds one policy on the device as a run does, and runs ``phase`` with it."""
+
+    automatic_optimization = False
+
+    def __init__(self, config: ModelConfig, model_trainer: TransformersTrainer, phase: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.config, self.model_trainer, self.phase = config, model_trainer, phase
+        self.effects: list[str] = []
+
+    def configure_model(self) -> None:
+        self.policy, effects = build_policy(self.config, [], self.trainer.strategy, self.model_trainer)
+        self.effects = [effect.description for effect in effects]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.policy.parameters(), lr=1e-6, fused=True)
+
+    def training_step(self, tick: Any, index: int) -> None:
+        self.phase(self)
+
+
+def run(module: Measured) -> None:
+    """Run a module's phase, in a process group of this process alone."""
+    trainer = Trainer(
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
+        devices=1,
+        strategy=RLFSDP2Strategy(),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader([0]))
+    finally:
+        trainer.strategy.teardown()
+        del trainer
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+# ---- update -------------------------------------------------------------------------------------------------------
+
+
+def micro_batches(lengths: list[int], max_tokens: int, way: str) -> list[list[int]]:
+    """Return indices of the rows of each micro-batch, of at most ``max_tokens`` computed tokens where rows allow it."""
+    order = list(range(len(lengths)))
+    if way == "packed":
+        found: list[list[int]] = []
+        for row in sorted(order, key=lambda each: -lengths[each]):  # first fit, the longest first
+            fits = (b for b in found if sum(lengths[each] for each in b) + lengths[row] <= max_tokens)
+            micro_batch = next(fits, None)
+            if micro_batch is None:
+                found.append(micro_batch := [])
+            micro_batch.append(row)
+        return found
+    if way == "sorted":
+        order.sort(key=lambda each: -lengths[each])
+    found = [[]]
+    for row in order:
+        wider = [*found[-1], row]
+        if found[-1] and len(wider) * max(lengths[each] for each in wider) > max_tokens:
+            found.append([row])
+        else:
+            found[-1] = wider
+    return found
+
+
+def packed_logprobs(policy: nn.Module, rows: list[Tensor]) -> Tensor:
+    """Return the logprobs of every token but each row's first, of rows end to end, float32 [K]."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids, borders = torch.cat(rows), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    trains = torch.ones(len(ids), dtype=torch.bool)
+    trains[borders[:-1]] = False
+    places = trains.nonzero()[:, 0]
+    positions = torch.cat([torch.arange(int(length)) for length in lengths])
+    packed = PackedTokens(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        cu_seqlens=borders.to(torch.int32),
+        max_length=int(lengths.max()),
+        predicting=places - 1,
+        targets=ids[places],
+        slots=torch.arange(len(places)),
+        num_trained=len(places),
+    )
+    nothing: Any = None  # models read the row alone
+    micro_batch = PackedMicroBatch(nothing, packed.to(next(policy.parameters()).device))
+    return policy_forward(policy, micro_batch, SamplingParams(), "none").tokens.logprobs
+
+
+def padded_logprobs(policy: Any, rows: list[Tensor]) -> Tensor:
+    """Return the same of a batch [S, T] with a mask."""
+    device = next(policy.parameters()).device
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
+    logits = policy(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    trains = mask[:, 1:].bool()
+    return token_logprobs(logits[:, :-1][trains].float(), ids[:, 1:][trains])
+
+
+def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], module: Measured) -> dict[str, Any]:
+    """Return a line of the update's time in one way."""
+    policy: Any = module.policy
+    policy.set_attn_implementation("packed" if way == "packed" else "sdpa")
+    optimizer: Any = module.optimizers()
+    lengths = [len(row) for row in rows]
+    plan = micro_batches(lengths, options.max_tokens, way)
+    logprobs_of = packed_logprobs if way == "packed" else padded_logprobs
+    is_cuda = module.device.type == "cuda"
+
+    def update() -> None:
+        for micro_batch in plan:
+            logprobs = logprobs_of(policy, [rows[each] for each in micro_batch])
+            module.manual_backward(-logprobs.sum() / sum(lengths))
+        nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seconds = []
+    for index in range(options.warm_up + options.repeats):
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        update()
+        if is_cuda:
+            torch.cuda.synchronize()
+        if index >= options.warm_up:
+            seconds.append(time.perf_counter() - began)
+    median, computed = statistics.median(seconds), sum(lengths)
+    widest = sum(len(each) * max(lengths[row] for row in each) for each in plan)
+    return {
+        "rows": way,
+        "micro-batches": len(plan),
+        "s": round(median, 3),
+        "slowest s": round(max(seconds), 3),
+        "tokens/s": round(computed / median),
+        "of ceiling": round(update_flops(policy, lengths) / median / options.ceiling, 3),
+        "peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else None,
+        "padding": round(widest / computed, 2),  # of packed rows: what layers without kernels compute
+        "ways": module.effects,
+    }
+
+
+def update_flops(policy: Any, lengths: list[int]) -> float:
+    """Return what forward and backward passes need, nothing computed twice, of a model of Qwen3.5's form.
+
+    Two for each weight of a matrix and token; ``2 n^2 H d`` in causal attention; in a delta rule by chunks of C tokens
+    ``H (6 dk dv + C (4 dk + 2 dv) + C (dk + dv))`` a token; and twice as many in the backward pass.
+    """
+    config, tokens = policy.config.get_text_config(), sum(lengths)
+    matrices = {name: each.numel() for name, each in policy.named_parameters() if each.ndim == 2}
+    blocks = sum(count for name, count in matrices.items() if "embed" not in name)
+    if not config.tie_word_embeddings:
+        blocks -= config.vocab_size * config.hidden_size
+    key, value = config.linear_key_head_dim, config.linear_value_head_dim
+    rule = config.linear_num_value_heads * (6 * key * value + CHUNK * (5 * key + 3 * value))
+    width = config.num_attention_heads * config.head_dim
+    forward = 2.0 * blocks * tokens + 2 * config.vocab_size * config.hidden_size * (tokens - len(lengths))
+    forward += config.layer_types.count("linear_attention") * rule * tokens
+    forward += config.layer_types.count("full_attention") * 2 * width * math.fsum(n * n for n in lengths)
+    return 3 * forward
+
+
+def update(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, Any]], None]) -> None:
+    """Measure the update in each way, with one policy each."""
+    shape = SHAPES[options.shape]
+    lengths = completion_lengths(options.rows, options.mean, True, options.longest, 2)
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(3, shape["vocab_size"], (length,), generator=generator) for length in lengths]
+    AutoConfig.for_model("qwen3_5_text", **shape).save_pretrained(folder)
+    for way in options.ways:
+        line: dict[str, Any] = {"phase": "update", "shape": options.shape, "rows": way}
+
+        def phase(module: Measured, way: str = way, line: dict[str, Any] = line) -> None:
+            line.update(measure_update(options, way, rows, module))
+
+        config = ModelConfig(str(folder), init="random", dtype=options.dtype)
+        try:
+            with in_torch(config) if options.no_kernels else contextlib.nullcontext():
+                run(Measured(config, HybridTrainer(), phase))
+        except torch.OutOfMemoryError:
+            line["error"] = "out of memory"
+        except RuntimeError as error:  # of a kernel; the other ways still run
+            line["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+        layers = {type(layer) for layer in stateful_layers(empty_model(config)).values()}
+        kernels = {kernel.package: kernel.is_installed for each in layers for kernel in kernels_of(each)}
+        say(line | {"kernels": kernels, "no kernels": options.no_kernels})
+
+
+def in_torch(config: ModelConfig) -> Any:
+    return without_kernels(stateful_layers(empty_model(config)).values())
+
+
+# ---- leaks --------------------------------------------------------------------------------------------------------
+
+
+def wider(family: str, by: int) -> Any:
+    """Return the configuration of a tiny model whose widths are ``by`` times as large."""
+    tiny = COMMON | FAMILIES[family]
+    grown = {name: value * by for name, value in tiny.items() if name.endswith(WIDTHS) and type(value) is int}
+    return AutoConfig.for_model(family, **tiny | grown | {"vocab_size": 4096})
+
+
+@contextlib.contextmanager
+def logprobs_seen() -> Iterator[list[Tensor]]:
+    """Collect the logprobs of the passes of ``check_loaded``."""
+    seen: list[Tensor] = []
+    own = packing_checks.policy_forward
+
+    def forward(*arguments: Any) -> Any:
+        output = own(*arguments)
+        seen.append(output.tokens.logprobs[-2 * packing_checks.LENGTH :])
+        return output
+
+    packing_checks.policy_forward = forward
+    try:
+        yield seen
+    finally:
+        packing_checks.policy_forward = own
+
+
+@torch.no_grad()
+def try_loaded(line: dict[str, Any], dtype: str, module: Measured) -> None:
+    """Fill in what ``check_loaded`` says of a policy, and how close to a refusal it came."""
+    with logprobs_seen() as seen:
+        try:
+            packing_checks.check_loaded("model.policy", module.policy, module.trainer.strategy)
+            line["refused"] = ""
+        except ConfigError as error:
+            line["refused"] = str(error)[:300]
+    beside, other, alone = seen
+    allowed = (packing_checks.TOLERANCE if dtype == "float32" else packing_checks.ROUNDING) * alone.std()
+    line["of allowed, other neighbour"] = round(float((beside - other).abs().mean() / allowed), 4)
+    line["of allowed, none"] = round(float((beside - alone).abs().mean() / (2 * allowed)), 4)
+
+
+def leaks(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, Any]], None]) -> None:
+    """Try the check on each family and size, with what keeps sequences apart and without."""
+    for family in options.families:
+        for by in options.widths:
+            for trainer in (HybridTrainer(), TransformersTrainer()):
+                line: dict[str, Any] = {"phase": "leaks", "family": family, "times as wide": by}
+                line["trainer"] = type(trainer).__name__
+                inner = folder / f"{family}-{by}"
+                wider(family, by).save_pretrained(inner)
+                config = ModelConfig(str(inner), init="random", dtype=options.dtype)
+                try:
+                    if isinstance(trainer, HybridTrainer):
+                        trainer.check(config, "model.policy", MeshSizes(1, 1, 1, 1))
+                    run(Measured(config, trainer, partial(try_loaded, line, options.dtype)))
+                except (ConfigError, RuntimeError, ValueError) as error:  # of a kernel, or a layer without any
+                    line["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+                say(line)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--phases", nargs="+", choices=("update", "leaks"), default=["leaks", "update"])
+    add("--shape", choices=SHAPES, default="1b")
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    add("--rows", type=int, default=128)
+    add("--mean", type=int, default=768, help="tokens of a row, on average")
+    add("--longest", type=int, default=8192, help="tokens of the longest row")
+    add("--max-tokens", type=int, default=8192, help="of a micro-batch, padding included")
+    add("--no-kernels", action="store_true", help="transformers' functions in torch, in the update")
+    add("--families", nargs="+", choices=FAMILIES, default=list(TRIED))
+    add("--widths", nargs="+", type=int, default=[4, 16], help="times the widths of the tests' tiny models")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--warm-up", type=int, default=2)
+    add("--repeats", type=int, default=3)
+    add("--out", type=Path, help="folder for hybrids.jsonl")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options.ceiling = matmul_ceiling(device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    facts = {"device": where, "torch": torch.__version__, "ceiling TFLOP/s": options.ceiling / 1e12}
+    print(f"# {json.dumps(facts)}", flush=True)
+
+    def say(line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            with (options.out / "hybrids.jsonl").open("a") as file:
+                file.write(json.dumps(facts | line) + "\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        for phase in options.phases:
+            {"update": update, "leaks": leaks}[phase](options, Path(folder) / phase, say)
+
+
+if __name__ == "__main__":
+    main()
