@@ -107,13 +107,7 @@ def edit_and_shard(
     trainer: ModelTrainer,
     trunk: nn.Module | None = None,
 ) -> list[Effect]:
-    """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory.
-
-    Args:
-        network: Which of a run's models it is.
-        trainer: The trainer, which has built ``model``, or the ``trunk`` in it.
-        trunk: Trunk of a critic.
-    """
+    """Edit an empty model, which ``trainer`` built, or its ``trunk``; shard it, and allocate its memory."""
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         with watched(PluginCall(optimization, "before_shard")):

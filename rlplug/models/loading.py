@@ -24,6 +24,7 @@ from rlplug.models.hf_files import pretrained, read, read_config, read_generatio
 from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
 NOISE: Final = ("drop", "jitter", "noise")  # in the names of options: attention_dropout, router_jitter_noise, ...
+NOTHING: Final = -99.0  # in a buffer whose values are to be computed
 IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")  # keep sequences of a row apart
 
 
@@ -33,14 +34,18 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     Raises:
         ConfigError: The model has no readable configuration, transformers cannot build it, or packing would break it.
     """
-    model_config = trainable_config(config, key)
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
-    with torch.device("meta"):
-        make: Any = AutoModelForCausalLM.from_config
-        model: Any = read(config.path, key, "model", pretrained, make, model_config, **options)
+    model = model_of(trainable_config(config, key), config.path, key, config.attn_implementation)
     if (generation := read_generation_config(config.path)) is not None:
         model.generation_config = generation
     return model.train()  # type: ignore[no-any-return]
+
+
+def model_of(model_config: Any, path: str, key: str, attn_implementation: str = attention.NAME) -> Any:
+    """Build the model of a configuration on the meta device, in float32."""
+    make: Any = AutoModelForCausalLM.from_config
+    options = {"dtype": torch.float32, "attn_implementation": attn_implementation}
+    with torch.device("meta"):
+        return read(path, key, "model", pretrained, make, model_config, **options)
 
 
 def trainable_config(config: ModelConfig, key: str) -> Any:
@@ -51,10 +56,7 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
             f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: give the folder of the "
             "unquantised model."
         )
-    for owner in (model_config, model_config.get_text_config()):
-        for option, value in vars(owner).items():
-            if type(value) in (int, float) and any(word in option for word in NOISE):
-                setattr(owner, option, 0.0)
+    set_noise(model_config, 0.0)
     if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if config.attn_implementation not in IMPLEMENTATIONS:
             raise ConfigError(
@@ -67,6 +69,15 @@ def trainable_config(config: ModelConfig, key: str) -> Any:
             "text alone, without a path for images. Give a text model."
         )
     return model_config
+
+
+def set_noise(config: Any, value: float) -> Any:
+    """Give the options of dropout and other noise another value, where they are not 0, and return the configuration."""
+    for owner in (config, config.get_text_config()):
+        for option, own in vars(owner).items():
+            if type(own) in (int, float) and own and any(word in option for word in NOISE):
+                setattr(owner, option, type(own)(value))
+    return config
 
 
 def load_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
@@ -86,15 +97,9 @@ def to_empty_on(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy", prefix: str = "") -> Effect:
-    """Load every parameter and buffer but low-rank adapters, as float32; each rank loads its own shards.
+    """Load every parameter and buffer but low-rank adapters, as float32, this rank's shards alone; say how.
 
-    Args:
-        model: A model of :func:`empty_model` or a submodule of one, sharded or not, with memory.
-        config: Configuration of the model, which says where weights come from.
-        prefix: Prefix of the names in the whole model before those in ``model``, such as ``model.``.
-
-    Returns:
-        An effect that says how the weights were loaded.
+    ``model`` is one of :func:`empty_model` with memory, or a submodule whose names have ``prefix`` in the whole.
 
     Raises:
         ConfigError: The weights cannot be read, have other shapes, or leave part of the model without a value.
@@ -204,10 +209,19 @@ def rebuilt_buffers(template: PreTrainedModel, buffers: Mapping[str, Tensor]) ->
         module = template.get_submodule(owner_name)
         own = [name for name in buffers if name.rpartition(".")[0] == owner_name]
         for name in own:
-            memory = torch.empty_like(buffers[name], device="cpu")
+            memory = torch.full(buffers[name].shape, NOTHING).to(buffers[name].dtype)
             module.register_buffer(name.rpartition(".")[2], memory, persistent=False)
         _owner(template, owner_name)._init_weights(module)
+        while missing := [name for name in own if _is_missing(template.get_buffer(name))]:
+            if not owner_name:
+                raise ConfigError(f"no file holds {missing[0]}, and transformers cannot compute it: use another model.")
+            owner_name = owner_name.rpartition(".")[0]  # the whole of Falcon-H1 computes those of its layers
+            _owner(template, owner_name)._init_weights(template.get_submodule(owner_name))
         yield from ((name, template.get_buffer(name)) for name in own)
+
+
+def _is_missing(buffer: Tensor) -> bool:
+    return buffer.numel() > 0 and bool((buffer == NOTHING).all())
 
 
 def _owner(template: PreTrainedModel, name: str) -> PreTrainedModel:

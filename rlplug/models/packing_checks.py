@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
 from rlplug.models.forward import critic_forward, policy_forward
-from rlplug.models.hf_files import pretrained, read
-from rlplug.models.loading import rebuilt_buffers, trainable_config
+from rlplug.models.hf_files import read_config
+from rlplug.models.loading import model_of, rebuilt_buffers, set_noise, trainable_config
 from rlplug.models.packing import PackedMicroBatch, PackedTokens
 from rlplug.types import SamplingParams
 
@@ -30,6 +29,7 @@ LENGTH: Final = 8  # tokens of the first of the two sequences on which a model i
 WINDOW: Final = 5  # longest window of attention there, so that both sequences are longer
 TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
 LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
+CAUSES: Final = "a mask, a state, or noise whose option a run sets to 0"
 REMEDY: Final = "Set model.trainer to HybridTrainer if it has a state, as Mamba has; otherwise use another model."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
@@ -44,20 +44,21 @@ def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = la
 
     Raises:
         ConfigError: Two passes in training differ; or the logits of the second sequence change with the first, or are
-            not those that the model computes of it alone with transformers' own attention.
+            not those of it alone with transformers' own attention, in evaluation, whatever noise training has.
     """
     model = _first_layers(trainable_config(config, key), config.path, key)
+    plain = _first_layers(set_noise(read_config(config.path, key), 0.5), config.path, key)
     text, name = model.config.get_text_config(), type(model).__name__
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             edit(model)
-            _give_values(model)
+            _give_values(model, plain)
             first, other, second = (torch.randint(2, text.vocab_size, (LENGTH + more,)) for more in (0, 0, 1))
             logits, again = _logits(model, first, second), _logits(model, first, second)
             beside, engine = _logits(model, other, second), _logits(model.eval(), first, second)
-            model.set_attn_implementation("eager")
-            alone = model(input_ids=second[None], use_cache=False).logits[0]
+            plain.eval().set_attn_implementation("eager")
+            alone = plain(input_ids=second[None], use_cache=False).logits[0]
         except ConfigError as error:
             raise ConfigError(f"{key}.path: {error}") from error
         except Exception as error:
@@ -71,10 +72,9 @@ def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = la
         (logits, again, "computes something else in each training pass, with noise that config.json may switch off"),
         (logits[LENGTH:], beside[LENGTH:], LEAKS),
         (logits, engine, "computes other logits in training than an engine, with what config.json may switch off"),
-        (logits[LENGTH:], alone, "computes other logits of a packed sequence than of it alone, by a mask or state"),
+        (logits[LENGTH:], alone, f"computes other logits of a packed sequence than of it alone, by {CAUSES}"),
     ):
         if not bool((one - two).abs().max() <= TOLERANCE * one.std()):
-            model.set_attn_implementation(attention.NAME)
             layer = f" {_leaking(model, first, other, second)}" if problem is LEAKS else ""
             raise ConfigError(f"{key}.path: {name} {problem}{layer}. {REMEDY}")
 
@@ -132,11 +132,7 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
         ends = type(value) is int and WINDOW < value < getattr(text, "max_position_embeddings", math.inf)
         if ends and ("window" in option or "chunk" in option):
             setattr(text, option, WINDOW)
-    with torch.device("meta"):
-        make: Any = AutoModelForCausalLM.from_config
-        model = read(
-            path, key, "model", pretrained, make, config, dtype=torch.float32, attn_implementation=attention.NAME
-        )
+    model = model_of(config, path, key)
     blocks = transformer_blocks(model)
     kinds = [_kind(block, index, text) for index, block in enumerate(blocks)]
     for module in model.modules():
@@ -155,10 +151,11 @@ def _kind(block: nn.Module, index: int, config: Any) -> Any:
     return [*types, *((*o[:-1], o[-1] if isinstance(o[-1], str) else bool(o[-1])) for o in known)]
 
 
-def _give_values(model: Any) -> None:
-    """Give each parameter random values that lie over those of others in memory, and computed buffers their own."""
+def _give_values(model: Any, plain: Any) -> None:
+    """Give each parameter of both random values, which lie over others in memory, and computed buffers their own."""
     saved = model.state_dict()
-    list(rebuilt_buffers(model, {name: buffer for name, buffer in model.named_buffers() if name not in saved}))
+    for each in (model, plain):
+        list(rebuilt_buffers(each, {name: buffer for name, buffer in each.named_buffers() if name not in saved}))
     views = []
     for owner in [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]:
         for name, tensor in owner.items():
@@ -173,12 +170,17 @@ def _give_values(model: Any) -> None:
         values = numbers.as_strided(tensor.shape, strides, index * 7919 % PERIOD).to(tensor.dtype)
         values = values + 1 if tensor.dim() == 1 and name == "weight" else values  # of a norm
         owner[name] = nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
+    plain.load_state_dict(model.state_dict(), assign=True)
 
 
 def _logits(model: Any, *sequences: Tensor) -> Tensor:
     """Return the logits of a packed row, [N, V]."""
     row = _row(*sequences)
-    return model(**row.model_inputs(), logits_to_keep=row.predicting).logits[0]  # type: ignore[no-any-return]
+    kept = row.predicting.repeat(2)  # twice, since some models compute all, whatever they are asked for
+    logits: Tensor = model(**row.model_inputs(), logits_to_keep=kept).logits[0]
+    if len(logits) < len(kept):
+        raise ConfigError(f"{type(model).__name__} does not know logits_to_keep. {REMEDY}")
+    return logits[: len(kept) // 2]
 
 
 def _row(*sequences: Tensor) -> PackedTokens:

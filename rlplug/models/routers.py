@@ -54,11 +54,7 @@ SCORES: Final[Sequence[ScoreFunction]] = (softmax_of_chosen, softmax_of_all, nor
 
 
 def router_shape(model: nn.Module, key: str) -> RouterShape:
-    """Return the shape of a model's routers; the model may be on the meta device.
-
-    Args:
-        model: A model of transformers.
-        key: Key of the option that needs routers, for messages.
+    """Return the shape of a model's routers, also on the meta device; ``key`` is of the option that needs them.
 
     Raises:
         ConfigError: The model has no experts, or its routers have another form.
@@ -100,11 +96,6 @@ def replay_routers(model: nn.Module, key: str) -> RouterReplay:
 
 def score_function(router: nn.Module, name: str, key: str) -> ScoreFunction:
     """Return the function by which a router's scores follow from its logits, found on random weights and tokens.
-
-    Args:
-        router: A router, also on the meta device.
-        name: Name of the model, for messages.
-        key: Key of the option that needs it, for messages.
 
     Raises:
         ConfigError: None of ``SCORES`` gives the router's scores.

@@ -20,12 +20,13 @@ class Widths(NamedTuple):
 
 def widths_of(config: Any) -> Widths:
     """Return the widths of a block from the configuration of a text model."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
 
     def size(option: str) -> Any:
-        value = getattr(config, option, None)  # for each layer in Gemma 3n and OpenELM
-        return max(value) if isinstance(value, list | tuple) else value
+        values = [getattr(layer, option, None) or 0 for layer in layers]
+        return max(map(max, values)) if isinstance(values[0], list | tuple) else max(values)  # a list in Gemma 3n
 
-    hidden, num_heads = config.hidden_size, size("num_attention_heads") or 0
+    hidden, num_heads = config.hidden_size, size("num_attention_heads")
     head_dim = size("head_dim") or hidden // max(num_heads, 1)
     num_kv_heads = size("num_key_value_heads") or num_heads
     mlp = size("moe_intermediate_size") or size("intermediate_size") or 4 * hidden
@@ -39,10 +40,7 @@ def attention_cost(config: PretrainedConfig) -> float:
     A forward pass over n tokens takes ``2 P n`` FLOPs in matrices with P parameters, and ``2 L H d n**2`` in the causal
     attention of L layers with H heads of d dimensions: n / 2 keys a query on average, two products, two FLOPs each. The
     share is ``L H d / P``; the backward pass takes about twice as much of both. Layers with a window or a recurrence
-    count in P alone. It is an estimate, used only to balance the load of ranks.
-
-    Args:
-        config: Configuration of a text model like Llama, with a gated MLP or experts; without attention the cost is 0.
+    count in P alone. It is an estimate, used only to balance the load of ranks. Without attention it is 0.
     """
     query, key, mlp = widths_of(config)
     if not query:

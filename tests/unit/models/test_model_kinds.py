@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1PreTrainedModel
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import packing_checks
-from rlplug.models.loading import empty_model
+from rlplug.models.loading import empty_model, load_model
 from rlplug.models.lora.adapters import add_adapters
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.packing_checks import check_loaded, check_passes
@@ -29,6 +32,8 @@ SIZES = {
     "bos_token_id": 2,
 }
 EXPERTS = SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}
+WHISPER = {"decoder_attention_heads": 4, "encoder_layers": 1, "encoder_attention_heads": 4, "pad_token_id": 0}
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 LEAKS, OWN, CRASHES = "leaks each packed sequence", "of it alone", "is not causal"
 
 
@@ -52,6 +57,8 @@ def folder(tmp_path):
         ("doge", SIZES, OWN),
         ("llama4_text", EXPERTS | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 32}, OWN),
         ("phimoe", EXPERTS | {"sliding_window": 5}, OWN),
+        ("phimoe", EXPERTS | {"router_jitter_noise": 0.01}, "noise whose option"),  # which evaluation reads too
+        ("whisper", {"vocab_size": 32, "d_model": 32, "decoder_layers": 1, **WHISPER}, "does not know logits_to_keep"),
         ("roberta", SIZES, CRASHES),
         ("gptj", SIZES, "knows no attention 'packed'"),
     ],
@@ -132,6 +139,27 @@ def test_a_large_model_is_tried_on_a_layer_of_each_kind(folder):
 def test_widths_of_layers_that_differ_are_the_largest():
     config = CONFIG_MAPPING["gemma3n_text"](**SIZES | {"intermediate_size": [64, 96, 64, 64]})
     assert widths_of(config).mlp == 96
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8, "global_head_dim": 16}
+    assert widths_of(CONFIG_MAPPING["gemma4_text"](**SIZES | layers)).query == 64  # an option for each layer raises
+
+
+def test_buffers_that_the_whole_model_computes_are_those_of_transformers(folder):
+    """Catches factors left as the memory was: no file holds Falcon-H1's, and its layers do not compute them."""
+    config = dataclasses.replace(folder("falcon_h1", SIZES | MAMBA | {"ssm_multipliers": [2.0] * 5}), init="random")
+    read = AutoConfig.from_pretrained(config.path)
+    expected = dict(AutoModelForCausalLM.from_config(read).named_buffers())
+    found = dict(load_model(config).named_buffers())
+    assert found.keys() == expected.keys()
+    assert any(name.endswith("mup_vector") for name in found)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_buffers_that_nothing_computes_are_refused(folder, monkeypatch):
+    """Catches a loader that takes whatever is in memory for a buffer's values."""
+    config = dataclasses.replace(folder("falcon_h1", SIZES | MAMBA), init="random")
+    monkeypatch.setattr(FalconH1PreTrainedModel, "_init_weights", PreTrainedModel._init_weights)
+    with pytest.raises(ConfigError, match=r"no file holds model\.layers\.0\.mamba\.mup_vector"):
+        load_model(config)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe"])
