@@ -331,13 +331,18 @@ def leaks(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, An
                 line: dict[str, Any] = {"phase": "leaks", "family": family, "times as wide": by}
                 line["trainer"] = type(trainer).__name__
                 inner = folder / f"{family}-{by}"
-                wider(family, by).save_pretrained(inner)
                 config = ModelConfig(str(inner), init="random", dtype=options.dtype)
                 try:
+                    wider(family, by).save_pretrained(inner)
                     if isinstance(trainer, HybridTrainer):
                         trainer.check(config, "model.policy", MeshSizes(1, 1, 1, 1))
                     run(Measured(config, trainer, partial(try_loaded, line, options.dtype)))
-                except (ConfigError, RuntimeError, ValueError) as error:  # of a kernel, or a layer without any
+                except (
+                    ConfigError,
+                    RuntimeError,
+                    ValueError,
+                    KeyError,
+                ) as error:  # of a kernel, a layer without any, ...
                     line["error"] = f"{type(error).__name__}: {str(error)[:300]}"
                 say(line)
 
