@@ -337,12 +337,7 @@ def leaks(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, An
                     if isinstance(trainer, HybridTrainer):
                         trainer.check(config, "model.policy", MeshSizes(1, 1, 1, 1))
                     run(Measured(config, trainer, partial(try_loaded, line, options.dtype)))
-                except (
-                    ConfigError,
-                    RuntimeError,
-                    ValueError,
-                    KeyError,
-                ) as error:  # of a kernel, a layer without any, ...
+                except (ConfigError, RuntimeError, ValueError, KeyError) as error:  # of a layer without kernels, too
                     line["error"] = f"{type(error).__name__}: {str(error)[:300]}"
                 say(line)
 
