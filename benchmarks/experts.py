@@ -44,10 +44,12 @@ def ways(devices: int) -> dict[str, list[str]]:
 
 
 def write_model(folder: Path, options: argparse.Namespace) -> Path:
-    """Write a policy with random weights in bfloat16, and the quickstart's tokenizer."""
+    """Write a policy with random weights in bfloat16, and the quickstart's tokenizer, where there is none yet."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+    if (folder / "model.safetensors").exists():
+        return folder
     shutil.copytree(ROOT / "examples/quickstart/model", folder, dirs_exist_ok=True)
     config = Qwen3MoeConfig(
         hidden_size=options.hidden,
@@ -92,8 +94,8 @@ def train(name: str, arguments: list[str], model: Path, options: argparse.Namesp
         )
         code = done.returncode
     line: dict[str, Any] = {"way": name, "status": code, "s": round(time.perf_counter() - began)}
-    if code == 0:
-        rows = read_metrics(runs / "001" / "metrics.jsonl")
+    rows = read_metrics(file) if (file := runs / "001" / "metrics.jsonl").exists() else []
+    if rows:  # a checkpoint of its end may take longer than its steps
         line |= {column: rows[0][column] for column in COLUMNS if column in rows[0]}
         line |= {column: round(rows[-1][column], 3) for column in ("time/update", "memory/update", "time/step")}
     return line
