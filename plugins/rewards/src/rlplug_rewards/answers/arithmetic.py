@@ -83,7 +83,7 @@ def root(value: Number, degree: Number) -> Number:
 
 
 def factorial(value: Number) -> Number:
-    if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 2000:
+    if isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 10**4:
         return Fraction(math.factorial(int(value)))
     if abs(as_float(value)) > 10**5:
         raise OverflowError

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LEAD: Final = re.compile(r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's)\b[,:]?\s*)+", re.IGNORECASE)
+from rlplug_rewards.answers.doubt import denies
+
+LEAD: Final = re.compile(
+    r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's|it (?:must|should|has to) be)\b[,:]?\s*)+", re.IGNORECASE
+)
 LETTERS: Final = "ABCDEFGHIJ"
 LETTER: Final = (
     r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(?\[?\s*(?:\\(?:text|textbf"
@@ -29,12 +33,9 @@ SUBJECT: Final = re.compile(
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
 FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2}|\s[-–—](?=\s))[)*_`}\]$]*(?:\s|$)")
 LABEL: Final = re.compile(r"\b[A-J][).:]")
-DENIED: Final = re.compile(
-    r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b",
-    re.IGNORECASE,
-)
 DENIED_BEHIND: Final = re.compile(
-    r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b(?!\W{0,6}[A-J]\b)|n['’]t\b|incorrect|wrong|false|too\b"
+    r"[)*_\]]*\s*(?:\?|if\b|unless\b)"
+    r"|[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b(?!\W{0,6}[A-J]\b)|n['’]t\b|incorrect|wrong|false|too\b"
     r"|excluded|out\b)",
     re.IGNORECASE,
 )
@@ -56,7 +57,7 @@ def read_choices(text: str) -> frozenset[str]:
     """Return the letters of a text that gives several, such as ``A, C``, ``ACD`` or ``options A and C are correct``."""
     text = COMMANDS.sub(r"\1", text)
     runs = RUN.findall(text) or [run for run in TOGETHER.findall(text.strip()) if list(run) == sorted(set(run))]
-    return frozenset(re.findall(r"[A-J]", runs[-1])) if runs and not DENIED.search(text) else frozenset()
+    return frozenset(re.findall(r"[A-J]", runs[-1])) if runs and not denies(text) else frozenset()
 
 
 def read_choice(text: str, is_marked: bool = False, letters: str = LETTERS) -> str | None:
@@ -103,6 +104,8 @@ def _in_prose(text: str) -> str | None:
         return subject
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     labelled = [line for line in lines if LABEL.search(line)]
+    if len(lines) > 1 and ALONE.fullmatch(lines[0]) and not any(map(ALONE.fullmatch, lines[1:])) and not labelled:
+        return _marked(lines[0])
     if len(lines) > 1 and labelled == lines[:1]:  # a choice, and below it why
         return _marked(lines[0]) if len(LABEL.findall(lines[0])) == 1 else None
     if not lines or sum(FIRST.match(line) is not None for line in lines) > 1:  # the choices, once more
@@ -119,7 +122,7 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
             continue
         begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? ", ", ", "; "))
         sentence = text[begin + 1 : match.start("letter")]
-        if DENIED.search(sentence) or DENIED_BEHIND.match(text[match.end("letter") :]):
+        if denies(sentence) or DENIED_BEHIND.match(text[match.end("letter") :]):
             continue
         if (
             letter in "AI"

@@ -40,6 +40,8 @@ def same(one: Value, other: Value) -> bool:
     for left, right in ((one, other), (other, one)):
         if isinstance(left, Items) and len(left.parts) == 1 and not isinstance(right, Items | Region):
             return same(left.parts[0], right)
+        if isinstance(left, Items) and not isinstance(right, Items) and _is_one_in_two_notations(left):
+            return same(left.parts[0], right)
         if isinstance(left, Items) and len(left.parts) == 1 and isinstance(left.parts[0], Items):  # {(1, 2)}
             return same(left.parts[0], right)
     if isinstance(one, Count) or isinstance(other, Count):
@@ -120,6 +122,15 @@ def _same_items(one: Value, other: Value) -> bool:
     if {one.brackets, other.brackets} == {"()", "[]"} and len(one.parts) == 2:
         return False
     return _in_order(*parts)
+
+
+def _is_one_in_two_notations(items: Items) -> bool:
+    """Return whether a list says one number several times, each time in another notation: ``3/4, or 75%``."""
+    numbers = [part for part in items.parts if isinstance(part, Quantity)]
+    notations = {(number.expression.text, number.is_percent, number.unit) for number in numbers}
+    if items.brackets or not len(notations) == len(numbers) == len(items.parts):
+        return False
+    return all(same_quantities(numbers[0], number) for number in numbers[1:])
 
 
 def _labelled(items: Items) -> dict[str, Value] | None:

@@ -22,6 +22,9 @@ from rlplug_rewards.answers.tokens import Unreadable
 WHOLE: Final = (1, 2, 3, 4, 5, 6, 7, 9, 10, 12)
 """Whole numbers at which expressions are compared."""
 
+SMALLEST: Final = mpmath.mpf(10) ** -40
+"""Difference below which it may be an error of rounding, with ``DIGITS`` digits."""
+
 
 @dataclass(frozen=True)
 class Expression:
@@ -50,9 +53,9 @@ class Expression:
         names, whole = (frozenset(new if name == old else name for name in each) for each in (self.names, self.whole))
         return Expression(lambda point: self.compute({**point, old: point[new]}), names, self.text, whole=whole)
 
-    def at(self, point: Mapping[str, Number]) -> Number | None:
+    def at(self, point: Mapping[str, Number], digits: int = DIGITS) -> Number | None:
         """Return the value at a point, or ``None`` where there is none."""
-        with mpmath.workdps(DIGITS):
+        with mpmath.workdps(digits):
             try:
                 value = self.compute(point)
                 return value if isinstance(value, Fraction) or not mpmath.isnan(value) else None
@@ -92,7 +95,7 @@ def equal(one: Expression, other: Expression) -> bool:
             if all(value > 0 for value in point.values()) and all(point[name] > 2 for name in whole):
                 return False
             continue
-        if not _close(left, right):
+        if not _close(left, right) and not _differ_by_rounding(one, other, point):
             return False
         found += 1
     return found >= 3
@@ -103,7 +106,7 @@ def equal_numbers(one: Expression, other: Expression) -> bool:
     left, right = one.value, other.value
     if left is None or right is None:
         return False
-    if _close(left, right):
+    if _close(left, right) or _differ_by_rounding(one, other, {}):
         return True
     for decimal, exact, rounded, value in ((one, other, left, right), (other, one, right, left)):
         if decimal.places is not None and decimal.places[1] >= 6 and exact.places is None and _is_endless(value):
@@ -135,7 +138,21 @@ def _close(left: Number, right: Number) -> bool:
         left, right = as_float(left), as_float(right)
         if mpmath.isinf(left) or mpmath.isinf(right):
             return bool(left == right)
-        return bool(abs(left - right) <= mpmath.mpf(10) ** -45 * max(abs(left), abs(right), mpmath.mpf(10) ** -30))
+        return bool(abs(left - right) <= mpmath.mpf(10) ** -45 * max(abs(left), abs(right)))
+
+
+def _differ_by_rounding(one: Expression, other: Expression, point: Mapping[str, Number]) -> bool:
+    r"""Return whether a difference is an error of rounding, which more digits make smaller: ``\sin \pi`` and 0."""
+    errors = []
+    for digits in (DIGITS, 2 * DIGITS):
+        left, right = one.at(point, digits), other.at(point, digits)
+        if left is None or right is None or (isinstance(left, Fraction) and isinstance(right, Fraction)):
+            return False
+        with mpmath.workdps(digits):
+            errors.append(abs(as_float(left) - as_float(right)))
+        if not errors[0] < SMALLEST:
+            return False
+    return bool(errors[1] < errors[0] * SMALLEST)
 
 
 def points(names: list[str], whole: frozenset[str] = frozenset()) -> list[dict[str, Fraction]]:

@@ -1,6 +1,7 @@
 r"""The rule that says which part of a completion is its answer.
 
 1. A thought is never an answer: what follows its last end counts. A thought that does not end leaves no answer.
+   Nor is what follows an answer and a line that begins another question, which base models write.
 2. With an ``answer_pattern``, the first group of its last match is the answer, and nothing else is.
 3. Otherwise the last ``<answer>...</answer>``, and in it the last ``\boxed{...}`` if it has one.
 4. Otherwise the last ``\boxed{...}``. Boxes that only "and", "or" or commas join are one list.
@@ -37,13 +38,19 @@ END_TOKENS: Final = (
     ),
     *("</s>", "<eos>", "<end_of_turn>"),
 )
+QUESTION: Final = re.compile(r"\n\s*(?:\*\*)?(?:Question|Q|Problem|Human|User)\s*:", re.IGNORECASE)
+"""A line that begins a question."""
+ANSWERED: Final = re.compile(r"####|\\boxed|</answer>|\banswer(?: is|:)", re.IGNORECASE)
 ANSWER_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
 BOX: Final = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 MOST_BOXES: Final = 32
 """Boxes at the end that are looked at."""
 LONGEST: Final = 4000
 """Longest content of a box, in characters."""
-JOINS: Final = re.compile(r"[\s$,;.*]*(?:\\text\{)?\s*(?:,|;|and|or)?\s*\}?[\s$]*(?:\\[,;: ]|\\quad|\\[()\[\]])*[\s$]*")
+JOINS: Final = re.compile(
+    r"[\s$,;.*]*(?:\\text\{)?\s*(?:,|;|and|or)?\s*\}?[\s$]*(?:\\[,;: ]|\\quad|\\[()\[\]])*[\s$]*"
+    r"(?:[A-Za-z](?:_\{?\w\}?)?\s*=[\s$]*)?"
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,15 @@ def after_thought(text: str, begins_in_thought: bool = False) -> str | None:
             is_open = False
         if opened > closed and not text[:opened].rstrip().endswith("`"):
             return None
-    return None if is_open else _without_end(text[rest_at:])
+    return None if is_open else _without_end(_first_reply(text[rest_at:]))
+
+
+def _first_reply(text: str) -> str:
+    """Return a text up to another question, if an answer stands before one."""
+    question = QUESTION.search(text)
+    while question is not None and ANSWERED.search(text, 0, question.start()) is None:
+        question = QUESTION.search(text, question.end())
+    return text if question is None else text[: question.start()]
 
 
 def _without_end(text: str) -> str:

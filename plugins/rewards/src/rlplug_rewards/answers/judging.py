@@ -64,7 +64,7 @@ def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str]
     if is_marked:
         if any(is_same(reference, prose, fallback) for reference in references):
             return True
-        if not isinstance(read(prose), Words) or " " not in prose.strip():
+        if _is_answer(read(prose)) or " " not in prose.strip():
             return False
     letters = [_letter(reference) for reference in references]
     if all(letters):
@@ -73,7 +73,7 @@ def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str]
         if any(is_same(reference, text, fallback) for reference in references):
             return True
         value = read(text)
-        if _is_answer(value) and not (isinstance(value, Relation) and SENTENCE.match(text)):
+        if _is_answer(value) and not (_is_equation(value) and SENTENCE.match(text)):
             return False
     return False
 
@@ -88,6 +88,10 @@ def _letters(reference: str) -> frozenset[str]:
     """Return the letters of a reference that is several of a multiple choice, such as ``A, C`` or ``ACD``."""
     is_list = re.fullmatch(r"[\sA-J,;&«»()]*(?:and[\sA-J,;&«»()]*)?", clean(reference)) is not None
     return read_choices(reference) if is_list else frozenset()
+
+
+def _is_equation(value: Value | None) -> bool:
+    return isinstance(value, Relation) or (isinstance(value, Items) and any(map(_is_equation, value.parts)))
 
 
 def _is_answer(value: Value | None) -> bool:
@@ -129,8 +133,10 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
 def approximation(answer: str) -> list[str]:
     r"""Return both sides of ``2\sqrt{3} \approx 3.46`` where the second is near the first, else nothing."""
     sides = clean(answer).split(r"\approx")
+    if len(sides) != 2:
+        return []
     values = [read(side) for side in sides]
-    if len(sides) != 2 or not all(isinstance(value, Quantity) for value in values):
+    if not all(isinstance(value, Quantity) for value in values):
         return []
     exact, about = (value.expression for value in values if isinstance(value, Quantity))
     if exact.value is None or about.value is None or about.places is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Final
 
 from rlplug_rewards.answers.calls import NAMES, in_one_notation
@@ -121,6 +122,7 @@ GREEK: Final = {
 DROPPED: Final = re.compile(
     r"\\(?:left|right|bigg?|Bigg?|[bB]igg?[lrm]|displaystyle|textstyle|scriptstyle|limits|nolimits|boxed|fbox|!|null|cr)(?![A-Za-z])"
     r"|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|center|multline|eqnarray|alignat|math|displaymath)\*?\}"
+    r"|\\(?:text)?color\s*\{[^{}]*\}|\\color(?![A-Za-z])\s*[a-z]+|\\(?:bf|it|sf|tt|cal|tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
     r"|\\(?:left|right)\.|\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}"
 )
 SPACES: Final = re.compile(r"\\(?:quad|qquad|enspace|enskip|thinspace|hfill|newline)(?![A-Za-z])|\\[;: ]|~|&nbsp;")
@@ -162,6 +164,7 @@ NAMED: Final = frozenset((
 """Names of functions that may stand in a command of text."""
 
 
+@lru_cache(maxsize=256)
 def clean(text: str) -> str:
     """Return an answer in one notation, without marks of mathematics, emphasis and punctuation around it."""
     text = _characters(text.strip())

@@ -91,6 +91,7 @@ PARTS: Final = {
     "ninth": 9,
     "tenth": 10,
 }
+NUMBER_WORDS: Final = "|".join((*WORDS, *SCALES))
 
 
 def join(text: str, groups: bool = True) -> str:

@@ -9,6 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from rlplug_rewards.answers.doubt import doubts, is_conditional, is_supposed, last_clause
+from rlplug_rewards.answers.numerals import NUMBER_WORDS, in_words
+from rlplug_rewards.answers.wording import DATE
+
 CUE: Final = re.compile(
     r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
@@ -24,12 +28,6 @@ VERB: Final = re.compile(
     r"|=|:(?!\d)|(?<!\d):|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
-SUPPOSED: Final = re.compile(
-    r"\b(?:wrong|incorrect|mistaken|tempting|naive|common|(?:if|had)\b.*\b(?:were|had been)|(?:some|one|you"
-    r"|people) (?:might|may|would|could))\b[^.!?\n]*$",
-    re.IGNORECASE,
-)
-"""What stands in a sentence before an answer that is not the one given: ``A common wrong answer is 7.``"""
 CONSEQUENCE: Final = re.compile(
     r",?\s+(?:so(?! that| far| much| many)|thus|hence|therefore|giving|meaning(?: that)?|which (?:gives|means"
     r"|is|equals))\s+",
@@ -42,7 +40,8 @@ NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
     r"|equals|given by|is|"
-    r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
+    r"are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of|in total|also|of course"
+    r"|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
 LEAD: Final = re.compile(
@@ -54,9 +53,9 @@ LEAD: Final = re.compile(
     r"there is|which is|it equals|that)\b)[,:]?\s*)+",
     re.IGNORECASE,
 )
-ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?)\s+\(.*\)$")
-"""A number with a remark in brackets, which is no product in prose."""
-IN_BRACKETS: Final = re.compile(r"[a-z]+(?:[ -][a-z]+){0,5}\s+\((-?\d[\d.,]*)\)", re.IGNORECASE)
+ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?(?:\s+[a-z]{2,}){0,3})\s+\(.*\)$")
+"""A number, perhaps with its unit, with a remark in brackets, which is no product in prose."""
+IN_BRACKETS: Final = re.compile(r"([a-z]+(?:[ -][a-z]+){0,5})\s+\((-?\d[\d.,]*)\)", re.IGNORECASE)
 """A number in words and, behind it, in digits."""
 CLAUSE: Final = re.compile(
     r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
@@ -64,13 +63,6 @@ CLAUSE: Final = re.compile(
     r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with"
     r"|while|hence|therefore)\b).*",
     re.IGNORECASE | re.DOTALL,
-)
-DOUBT: Final = re.compile(
-    r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess"
-    r"|couldn['’]t|could|"
-    r"\w+n['’]t|no idea|if|unless|impossible to|between\s+\\?[$€£]?-?\d|confidence|failed?|unclear|wrong"
-    r"|incorrect|should i|i think it)\b|\?\s*$",
-    re.IGNORECASE,
 )
 BEHIND: Final = re.compile(
     r"(\\?[$€£]?-?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+){0,3}?)\s+"
@@ -85,10 +77,43 @@ CONTRAST: Final = re.compile(
     re.IGNORECASE,
 )
 """A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
-YES_OR_NO: Final = re.compile(r"(yes|no)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE)
+YES_OR_NO: Final = re.compile(
+    r"(yes|no|true|false)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE
+)
 """An answer of one sentence, or a few, that begins with yes or no."""
+NONE: Final = re.compile(
+    r"\b(?:(?:does not|doesn['’]t|do not|don['’]t|did not) exist"
+    r"|no (?:real |integer |such )?(?:solutions?|values?|roots?)(?: exists?)?|(?:un|not )defined)\W*$",
+    re.IGNORECASE,
+)
+"""What a sentence ends with that says that there is nothing, in words that would deny any other answer."""
+RESTATED: Final = re.compile(
+    r",?\s+\(?(?:i\.\s?e\.|that is,|or,? equivalently,?|equivalently,|in other words,|namely)\s*,?\s*", re.IGNORECASE
+)
+"""What stands between an answer and the same in another form."""
+SYSTEM: Final = re.compile(
+    r"(?:\$|\\\()?\s*[A-Za-z]\w?\s*=[^=]{1,60}(?:(?:,|\band\b|;)[\s$\\()]*(?:and\b[\s$\\()]*)?[A-Za-z]\w?\s*=[^=]{1,60})+$"
+)
+"""Values of several symbols at the end of a sentence: ``x = 5 and y = 2``."""
+REMARK: Final = re.compile(
+    r"(?:(?<=[.!?\n*$}\])])|(?<=[.!?] ))\s*(?:please )?(?:let me know|if you(?:['’]d| would| need| have| want)"
+    r"|feel free|i hope|hope (?:this|that|it)|good luck|happy to|thank|is there anything|would you like|do you)\b[^\n]*\s*\Z",
+    re.IGNORECASE,
+)
+"""What a reply says to its reader at its end."""
+EMPHASIS: Final = re.compile(r"\*\*(?!\s)([^*\n]+?)(?<![\s:])\*\*")
+NAMED: Final = re.compile(
+    r"([A-Z]\w*(?:\s[A-Z]\w*){0,2})\s+(?:is|has|was|had|won|wins)\s+(?:the\s+)(?:\w+\s+)?"
+    r"(?:most|least|best|correct|winner|first|last|only|\w+est)\b"
+)
+"""A name that begins a sentence which says that it is the one asked for: ``Evelyn has the largest speed``."""
+PROGRAM: Final = re.compile(
+    r"^\s*```[ \t]*(?:python|py|c|cpp|c\+\+|java|javascript|js|bash|sh|sql|r|rust|go|sage|matlab|ruby)\b"
+    r".*?(?:^\s*```\s*$|\Z)",
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
 MARKS: Final = re.compile(
-    r"</?(?:b|strong|i|em|u|p|br|code|span|div)(?:\s[^<>]*)?/?>|(?<![\w)])\*\*|\*\*(?![\w(])"
+    r"</?(?:b|strong|i|em|u|p|br|code|span|div)(?:\s[^<>]*)?/?>|(?<![\w)])\*\*|\*\*(?![\w(])|~~[^~\n]+~~"
     r"|(?<![\w\\])_(?=\d[\d.,]*_(?!\w))|(?<=\d)_(?!\w|\{)|\\text(?:bf)?\{([^{}]{4,})\}"
 )
 """Emphasis, and text in mathematics."""
@@ -110,13 +135,24 @@ BOUND: Final = re.compile(
     r"|equation|figure|page|section)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
+VALUE: Final = re.compile(
+    rf"\b(?:{DATE.pattern})\b"
+    r"|(?<![A-Za-z\d_.:])\d{1,2}:\d{2}(?:\s*[ap]\.?m\.?)?(?!\w)"
+    r"|(?<![A-Za-z\d_.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![A-Za-z\d_/^])",
+    re.IGNORECASE,
+)
+"""A date, a time or a number in prose."""
+IN_WORDS: Final = re.compile(
+    rf"\b(?!one\b(?!-))(?:{NUMBER_WORDS})(?:(?:-|\s+(?:and\s+)?)(?:{NUMBER_WORDS}))*\b", re.IGNORECASE
+)
 CORRECTION: Final = re.compile(
     r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
     r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake"
-    r"|error)|no,|on second thought)\b",
+    r"|error)|no(?=,)|on second thought)\b",
     re.IGNORECASE,
 )
 SENTENCE_END: Final = re.compile(r"(?:[.!?](?:[*_\"'”)]{0,3})(?=\s+[A-Z*\\$\"“(]|\s*$)|\n)", re.MULTILINE)
+ABBREVIATIONS: Final = ("i.e", " i", "e.g", "approx", " vs", " no", " eq", " fig", "sq", " cf")
 CURRENCY: Final = re.compile(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))")
 LONGEST: Final = 4000
 """Characters at the end of a completion in which unmarked answers are looked for."""
@@ -129,8 +165,10 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         text: Prose.
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
+    text = REMARK.sub("", PROGRAM.sub("", text))
     text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
     text = re.sub(r"\$\$\s*([^$]*?)\s*\$\$", r"$\1$", text)
+    emphasised = EMPHASIS.findall(_last_sentence(text.strip()))
     text = CONTRAST.sub("", MARKS.sub(lambda match: match[1] or "", END_MARKS.sub("", text)))
     if not is_marked and (answer := YES_OR_NO.fullmatch(text.strip())) is not None:
         yield answer[1]
@@ -139,26 +177,38 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         return
     cue = None
     for match in CUE.finditer(text):
-        cue = cue if SUPPOSED.search(text[: match.start()] + match[0]) else match
+        begin = text[: match.start()] + match[0]
+        is_one_of_two = (
+            is_conditional(begin) and _first_sentence(text[match.end() :]).strip() != text[match.end() :].strip()
+        )
+        cue = cue if is_supposed(begin) or is_one_of_two else match
     if cue is not None:
         sentence = _first_sentence(text[cue.end() :])
         if sentence.strip(" *_:$"):
-            if not _doubts(sentence):
+            if not doubts(sentence):
                 yield from _parts_of_statement(sentence)
                 if cue[0].endswith((":", "：", "\n")) and '":' not in sentence:
                     yield from _parts_of_sentence(sentence)
             return
     if is_marked:
-        is_plain = "=" not in text and not BOUND.search(text) and not _doubts(text)
+        is_plain = "=" not in text and not BOUND.search(text) and not doubts(text)
         if is_plain and (verb := _last(VERB, text)) is not None:
             yield from _parts_of_statement(text[verb.end() :])
         return
     sentence = LEAD.sub("", CONSEQUENCE.split(_last_sentence(text))[-1])
-    if "\n" not in text and len(text) < 200 and not _doubts(text):
+    if "\n" not in text and len(text) < 200 and not doubts(text):
         yield LEAD.sub("", CONSEQUENCE.split(text)[-1])
-    if _doubts(sentence):
-        return
+    if (none := NONE.search(sentence)) is not None and not doubts(sentence[: none.start()]):
+        yield none[0]
+    if doubts(sentence):
+        sentence = LEAD.sub("", last_clause(sentence.rstrip(" .!")).strip())
+        if doubts(sentence):
+            return
+    if len(emphasised) == 1:
+        yield emphasised[0]
     yield sentence
+    if (named := NAMED.match(sentence)) is not None:
+        yield named[1]
     yield from _parts_of_sentence(sentence)
     if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
         yield from _only_number(sentence)
@@ -170,6 +220,11 @@ def _parts_of_sentence(sentence: str) -> Iterator[str]:
         yield total["number"] or total["behind"]
     if (behind := BEHIND.fullmatch(sentence.rstrip(" ."))) is not None:
         yield behind[1]
+    if (restated := RESTATED.split(sentence))[1:]:
+        yield restated[-1]
+        sentence = restated[0]
+    if (system := SYSTEM.search(sentence.rstrip(" ."))) is not None:
+        yield system[0]
     short = CIRCUMSTANCE.sub("", sentence)
     if short != sentence and re.search(r"\d", short) and (verb := _last(VERB, short)) is not None:
         yield from _parts_of_statement(short[verb.end() :])
@@ -183,15 +238,20 @@ def _parts_of_statement(text: str) -> Iterator[str]:
     whole = re.sub(r"\s+(?:left|remaining|more)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
         whole = whole.rstrip("}\"' \n").lstrip("\"'")
-    cut = IN_BRACKETS.sub(r"\1", ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip()))
+    cut = IN_BRACKETS.sub(_number_in_brackets, ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip()))
     if cut and cut != whole:
         yield cut
     yield whole
     if (behind := BEHIND.fullmatch(whole)) is not None:
         yield behind[1]
     math = _mathematics(whole)
-    if len(math) == 1 and not re.search(r"\d", MATHEMATICS.sub("", whole)):
+    rest = MATHEMATICS.sub("", whole)
+    if len(math) == 1 and not re.search(r"\d", rest) and not BOUND.search(f"at {rest}"):
         yield math[0]
+
+
+def _number_in_brackets(match: re.Match[str]) -> str:
+    return match[0] if in_words(match[1]) is None else match[2]
 
 
 def _only_number(sentence: str) -> Iterator[str]:
@@ -202,7 +262,7 @@ def _only_number(sentence: str) -> Iterator[str]:
     if len(math) == 1:
         yield math[0]
         return
-    numbers = re.findall(r"(?<![A-Za-z\d_.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![A-Za-z\d_/^])", sentence)
+    numbers = [match[0] for match in VALUE.finditer(sentence)] or [match[0] for match in IN_WORDS.finditer(sentence)]
     if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
         yield numbers[0].rstrip(",")
 
@@ -216,10 +276,6 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     for match in pattern.finditer(text):
         found = match
     return found
-
-
-def _doubts(sentence: str) -> bool:
-    return DOUBT.search(re.sub(r"\\[a-zA-Z]+", " ", sentence)) is not None
 
 
 def _after_correction(text: str) -> str:
@@ -250,6 +306,7 @@ def _end_of_sentence(text: str, begin: int) -> int:
         before = text[begin : match.start()]
         marks = before.count("$") - before.count("\\$") - len(CURRENCY.findall(before))
         is_outside = marks == 0 or before.count("$") % 2 == 0
-        if is_outside and before.count("\\[") == before.count("\\]") and before.strip():
+        is_short = match[0].startswith(".") and before.lower().endswith(ABBREVIATIONS)
+        if is_outside and not is_short and before.count("\\[") == before.count("\\]") and before.strip():
             return match.end()
     return len(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from rlplug_rewards.answers.arithmetic import determinant
@@ -19,7 +21,7 @@ from rlplug_rewards.answers.quantities import (
     read_ratio,
     read_time,
 )
-from rlplug_rewards.answers.regions import read_region
+from rlplug_rewards.answers.regions import BUILDER, read_region
 from rlplug_rewards.answers.splitting import balanced, inside, split
 from rlplug_rewards.answers.values import Count, Grid, Items, Quantity, Relation, Value, Words
 from rlplug_rewards.answers.wording import read_constant, read_words
@@ -36,7 +38,7 @@ SIGNS: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", "==": "=", r"\approx":
 LABEL: Final = re.compile(
     r"(?:«[^»]*»|[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|sigma|rho|tau|Delta|angle|triangle|overline|bar|measuredangle|mathbb|Omega|pi)(?![A-Za-z])\s*)"
     r"(?:_\{?\w+\}?|'|\^\{-1\}|\^\{\([n\d]\)\})*"
-    r"(?:\s*\([\w\s,;|=+\-^{}\\]*\))?"
+    r"(?:\s*\([\w\s,;|=+\-^{}\\<>«»]*\))?"
 )
 NAMES_OF_LENGTHS: Final = re.compile(
     r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?"
@@ -47,8 +49,8 @@ NAMES: Final = re.compile(
     r"\(\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?(?:\s*,\s*(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?)+\s*\)"
 )
 ABOUT: Final = re.compile(
-    r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are"
-    r"|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
+    r"^(?:\\approx|\\sim|=|:|(?:approximately|approx\b\.?|about|around|roughly|exactly|a total of|just|only|is|are"
+    r"|equals?|equal to)(?!\w)|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
     re.IGNORECASE,
 )
 UNIT_VECTOR: Final = re.compile(
@@ -56,6 +58,7 @@ UNIT_VECTOR: Final = re.compile(
 )
 
 
+@lru_cache(maxsize=256)
 def read(text: str) -> Value | None:
     """Return the meaning of an answer as it was written, or ``None`` where it has none."""
     if len(text) > LONGEST:
@@ -255,8 +258,7 @@ def read_sets(text: str, depth: int) -> Value | None:
     if match is not None and not RELATION.search(match[2]):
         return read_clean(match[2], depth + 1)
     if (inner := inside(text, "⦃", "⦄")) is not None:
-        builder = re.fullmatch(r"\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(.+)", inner)
-        if builder is not None:
+        if (builder := BUILDER.fullmatch(inner)) is not None:
             return read_clean(builder[1], depth + 1)
         parts = _parts(inner, depth)
         return None if parts is None else Items("⦃⦄", _flat(parts))
@@ -325,11 +327,13 @@ def _list(text: str, depth: int) -> Value | None:
 
 def _flat(values: tuple[Value, ...]) -> tuple[Value, ...]:
     r"""Return values of which those that are lists themselves, such as ``\pm 3``, are several."""
-    return tuple(
-        part
-        for value in values
-        for part in (value.parts if isinstance(value, Items) and not value.brackets else (value,))
-    )
+    return tuple(part for value in values for part in _each(value))
+
+
+def _each(value: Value) -> tuple[Value, ...]:
+    if isinstance(value, Relation) and value.label and isinstance(value.right, Items) and not value.right.brackets:
+        return tuple(replace(value, right=part) for part in value.right.parts)
+    return value.parts if isinstance(value, Items) and not value.brackets else (value,)
 
 
 def _split_words(text: str) -> list[str]:

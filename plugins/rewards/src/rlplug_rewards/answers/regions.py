@@ -14,7 +14,7 @@ import mpmath
 
 from rlplug_rewards.answers.expressions import Expression, equal_numbers, read_expression
 from rlplug_rewards.answers.numerals import join
-from rlplug_rewards.answers.splitting import split
+from rlplug_rewards.answers.splitting import inside, split
 from rlplug_rewards.answers.tokens import Unreadable
 from rlplug_rewards.answers.values import Region, Span
 
@@ -28,6 +28,8 @@ DISTANCE: Final = re.compile(
     r"\|\s*([A-Za-z])\s*([+-][^|A-Za-z]+)?\|\s*(\\(?:le|ge)(?![A-Za-z])|<=|>=|<|>)\s*([^<>=|,;]+)"
 )
 """A symbol's distance from a number, such as ``|x - 2| < 3``."""
+BUILDER: Final = re.compile(r"\s*(?:[a-z]|\([a-z](?:,\s*[a-z])+\))\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(.+)")
+"""What stands in braces around the condition of a set."""
 MINUS: Final = re.compile(r"\\setminus(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-|-(?=\s*⦃)")
 PLAIN: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 
@@ -40,7 +42,9 @@ def read_region(text: str, is_part: bool = False) -> Region | None:
         is_part: Whether it is a part of a union, where ``(2, 5)`` is no pair.
     """
     text = re.sub(r"«\s*(?:and|or)\s*»", lambda match: match[0].strip("« »").join("  "), text)
-    text = re.sub(r"^[A-Za-z]\s*\\in\s*", "", text.strip())
+    text = re.sub(r"^[A-Za-z]\s*\\in\s*(?!\\mathbb)", "", text.strip())
+    if (inner := inside(text, "⦃", "⦄")) is not None and (builder := BUILDER.fullmatch(inner)) is not None:
+        return read_region(builder[1])
     if (distance := DISTANCE.fullmatch(text)) is not None:
         sign, most = PLAIN.get(distance[3], distance[3]), distance[4]
         center = f"-({distance[2]})" if distance[2] else ""
@@ -73,7 +77,7 @@ def read_region(text: str, is_part: bool = False) -> Region | None:
     if len(parts) > 1:
         regions = [read_region(part, is_part or r"\cap" in text) for part in parts]
         both = _common(regions)
-        return _joined(regions) if both is not None and not both.spans and "," in text else both
+        return _joined(regions) if both is not None and not both.spans and len(split(text, ",;")) > 1 else both
     return _interval(text.strip(), is_part) or _inequality(text.strip())
 
 

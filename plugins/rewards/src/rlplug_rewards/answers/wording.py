@@ -13,7 +13,8 @@ from rlplug_rewards.answers.values import NOTHING, Clock, Quantity, Value, Words
 
 CONSTANT_WORDS: Final[dict[str, Value]] = {
     **dict.fromkeys(
-        ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty",
+        ("no solution", "no solutions", "no solution exists", "no solutions exist",
+        "no real solution", "no real solutions", "empty set", "emptyset", "empty",
          "there is no solution", "there are no solutions", "has no solution", "no such x", "no such x exists",
          "none exist", "there are none", "none"), NOTHING),
     **dict.fromkeys(
@@ -21,7 +22,8 @@ CONSTANT_WORDS: Final[dict[str, Value]] = {
             "real numbers", "any real number", "mathbb r",
          "every real number", "set of all real numbers", "set of real numbers", "all real values of x",
              "x is any real number", "x in mathbb r"), ALL),
-    **dict.fromkeys(("dne", "does not exist", "limit does not exist", "doesn't exist"), Words("dne")),
+    **dict.fromkeys(("dne", "does not exist", "limit does not exist", "doesn't exist", "undefined",
+        "not defined"), Words("dne")),
     **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions",
         "infinite number of solutions"), Words("infinite")),
     **dict.fromkeys(("yes", "true", "correct"), Words("true")),
@@ -43,6 +45,15 @@ DATE: Final = re.compile(
     rf"(?:(?P<month>{MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
     rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<then>{MONTH}))(?P<year> \d{{4}})?"
 )
+SIGNED: Final = {"positive": "> 0", "negative": "< 0", "nonnegative": r"\ge 0", "nonpositive": r"\le 0"}
+REALS: Final = re.compile(
+    r"(?:set of )?(?:all |any |every )?(?:(?P<sign>(?:non-?)?(?:positive|negative)) real(?:s| numbers?)(?: x)?"
+    r"|real(?:s| numbers?)(?: x)?(?: that are)? (?P<order>greater|larger|more|less|smaller) than"
+    r"(?P<closed> or equal to)? (?P<bound>\S+))"
+)
+"""Sets of real numbers in words: ``all non-negative real numbers``, ``real numbers less than 3``."""
+CLASSES: Final = re.compile(r"(?<=\w) (?:functions?|triangles?|angles?|numbers?|integers?|quadrilaterals?)$")
+"""What kind of thing an answer names a property of: an odd function is odd."""
 ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
 
 
@@ -54,6 +65,14 @@ def read_constant(text: str) -> Value | None:
         return ALL
     if (excepted := EXCEPT.fullmatch(text)) is not None:
         return read_region(rf"x \ne {excepted[1]}".replace(" and ", ", "))
+    plain = " ".join(ARTICLES.sub(" ", re.sub(r"[«»]", " ", text)).split())
+    if DATE.fullmatch(plain.casefold()) is not None:
+        return Words(_folded(plain))
+    if (reals := REALS.fullmatch(plain)) is not None:
+        if reals["sign"]:
+            return read_region(f"x {SIGNED[reals['sign'].replace('-', '')]}")
+        sign = "<" if reals["order"] in ("less", "smaller") else ">"
+        return read_region(f"x {sign}{'=' * bool(reals['closed'])} {reals['bound']}")
     if not re.fullmatch(r"(?:12\s)?[«A-Za-z][A-Za-z\s'«».{}\\]*", text):
         return None
     return CONSTANT_WORDS.get(_folded(text.removeprefix("x \\in ")))
@@ -63,7 +82,7 @@ def read_words(text: str) -> Value | None:
     """Read words, or a notation that has no other meaning, to be compared literally."""
     if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>⦃⦄_]", text) and "«" not in text):
         return Words(compact(text), is_literal=True)
-    folded = _folded(text)
+    folded = CLASSES.sub("", _folded(text))
     product = expression_of(text) if re.fullmatch(r"[A-Za-z]{2,3}", text) else None
     return (
         Words(folded, product=product)
