@@ -27,7 +27,7 @@ CHINESE: Final = re.compile(
     r"(?<![不未没])(?:故选|应选|选择?|答案选?(?:是|为)?)\s*[:：]?\s*(?P<letter>[A-J])(?![A-Za-z])"
 )
 SUBJECT: Final = re.compile(
-    r"(?:^|[.!?\n]\s*|\b(?:so|thus|therefore|hence|only)\b,?\s*)(?:option|choice|answer|statement)?\s*[*_$(\[]*(?P<letter>[A-J])[*_$)\]]*\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer)",
+    r"(?:^|[.!?,\n]\s*|\b(?:so|thus|therefore|hence|only)\b,?\s*)(?:option|choice|answer|statement)?\s*[*_$(\[]*(?P<letter>[A-J])[*_$)\]]*\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer|only)",
     re.IGNORECASE,
 )
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")

@@ -119,8 +119,8 @@ def _same_items(one: Value, other: Value) -> bool:
         return _in_any_order(left_parts, right_parts)
     if "⦃⦄" in (one.brackets, other.brackets):
         return False
-    if {one.brackets, other.brackets} == {"()", "[]"} and len(one.parts) == 2:
-        return False
+    if "[]" in (one.brackets, other.brackets) and one.brackets != other.brackets and len(one.parts) == 2:
+        return False  # an interval
     return _in_order(*parts)
 
 

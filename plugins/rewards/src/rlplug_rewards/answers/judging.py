@@ -17,8 +17,8 @@ from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
 from rlplug_rewards.answers.values import Items, Quantity, Relation, Value, Words
 
-SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
-"""A sum of symbols that a question asks for, such as ``m + n``."""
+ASKED: Final = re.compile(r"[^\d=<>,;]*[A-Za-z][^\d=<>,;]*=(?:[^=<>]*=)?")
+"""An expression without a number, which a question asks for, such as ``m + n``, ``\\frac{x}{y}`` or ``\\tan A``."""
 
 SENTENCE: Final = re.compile(r"[A-Z][a-z]+\s+[a-z]{2,}\s")
 """Begin of a sentence that an equation ends, as ``He has 10 - 5 = 5``, and that is none itself."""
@@ -113,10 +113,11 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     sides, accepted = approximation(answer), approximation(reference)
     if any(same_answers(one, side) for one in accepted or [reference] for side in sides or [answer]):
         return True
-    if (shorter := ANY_INTEGER.sub("", reference)) != reference and not ANY_INTEGER.search(answer):
-        return is_same(shorter, answer, fallback)
-    if "=" not in reference and (total := SUM.match(answer)) is not None:
-        return is_same(reference, answer[total.end() :], fallback)
+    shorter = [ANY_INTEGER.sub("", text) for text in (reference, answer)]
+    if (shorter[0] == reference) != (shorter[1] == answer):
+        return is_same(*shorter, fallback)
+    if "=" not in reference and (asked := ASKED.match(clean(answer))) is not None:
+        return is_same(reference, clean(answer)[asked.end() :], fallback)
     if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
         return True
     if (condition := CONDITION.fullmatch(clean(answer))) is not None and not CONDITION.fullmatch(clean(reference)):

@@ -183,6 +183,11 @@ def in_base(text: str) -> Fraction | None:
 
 def in_words(text: str) -> Fraction | None:
     """Return the value of a number in words, such as ``twenty-one``, ``2.5 million``, ``three quarters``."""
+    if (mixed := re.fullmatch(r"(.+?)\s+and\s+(?:a|one)\s+(\w+)", text.strip().lower())) is not None and mixed[
+        2
+    ] in PARTS:
+        whole = in_words(mixed[1]) if not mixed[1].isdigit() else Fraction(mixed[1])
+        return None if whole is None else whole + Fraction(1, PARTS[mixed[2]])
     words = [word for word in re.split(r"[\s-]+", text.lower().replace(" and ", " ")) if word]
     if not words or len(words) > 9:
         return None

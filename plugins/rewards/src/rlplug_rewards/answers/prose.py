@@ -1,6 +1,6 @@
 """The part of unmarked prose that is its answer: the last sentence that says what the answer is, else the last one.
 
-A sentence that denies, doubts or asks has no answer. What follows words of correction, such as "wait", counts alone.
+A sentence that denies, doubts, supposes or asks has no answer, but for its last clause. What follows words of correction, such as "wait", counts alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from rlplug_rewards.answers.doubt import doubts, is_conditional, is_supposed, last_clause
 from rlplug_rewards.answers.numerals import NUMBER_WORDS, in_words
+from rlplug_rewards.answers.sentences import after_correction, first_sentence, last_sentence, plain, shortened
 from rlplug_rewards.answers.wording import DATE
 
 CUE: Final = re.compile(
@@ -71,12 +72,6 @@ BEHIND: Final = re.compile(
     re.IGNORECASE,
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
-CONTRAST: Final = re.compile(
-    r"\bnot\s+\\?\$?-?\d[^,.;\n]{0,30}?,?\s+but\s+(?:rather\s+)?"
-    r"|,\s+(?:and\s+)?not\s+\\?\$?-?\d[^,;\n]{0,30}?(?=[.;,](?:\s|$)|\n|$)",
-    re.IGNORECASE,
-)
-"""A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
 YES_OR_NO: Final = re.compile(
     r"(yes|no|true|false)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE
 )
@@ -95,33 +90,12 @@ SYSTEM: Final = re.compile(
     r"(?:\$|\\\()?\s*[A-Za-z]\w?\s*=[^=]{1,60}(?:(?:,|\band\b|;)[\s$\\()]*(?:and\b[\s$\\()]*)?[A-Za-z]\w?\s*=[^=]{1,60})+$"
 )
 """Values of several symbols at the end of a sentence: ``x = 5 and y = 2``."""
-REMARK: Final = re.compile(
-    r"(?:(?<=[.!?\n*$}\])])|(?<=[.!?] ))\s*(?:please )?(?:let me know|if you(?:['’]d| would| need| have| want)"
-    r"|feel free|i hope|hope (?:this|that|it)|good luck|happy to|thank|is there anything|would you like|do you)\b[^\n]*\s*\Z",
-    re.IGNORECASE,
-)
-"""What a reply says to its reader at its end."""
 EMPHASIS: Final = re.compile(r"\*\*(?!\s)([^*\n]+?)(?<![\s:])\*\*")
 NAMED: Final = re.compile(
-    r"([A-Z]\w*(?:\s[A-Z]\w*){0,2})\s+(?:is|has|was|had|won|wins)\s+(?:the\s+)(?:\w+\s+)?"
-    r"(?:most|least|best|correct|winner|first|last|only|\w+est)\b"
+    r"([A-Z]\w*(?:\s[A-Z]\w*){0,2})\s+(?:(?:is|has|was|had|won|wins)\s+the\s+(?:\w+\s+)?"
+    r"(?:most|least|best|correct|winner|first|last|only|\w+est)|(?:finished|came|arrived)\s+(?:first|last))\b"
 )
 """A name that begins a sentence which says that it is the one asked for: ``Evelyn has the largest speed``."""
-PROGRAM: Final = re.compile(
-    r"^\s*```[ \t]*(?:python|py|c|cpp|c\+\+|java|javascript|js|bash|sh|sql|r|rust|go|sage|matlab|ruby)\b"
-    r".*?(?:^\s*```\s*$|\Z)",
-    re.IGNORECASE | re.DOTALL | re.MULTILINE,
-)
-MARKS: Final = re.compile(
-    r"</?(?:b|strong|i|em|u|p|br|code|span|div)(?:\s[^<>]*)?/?>|(?<![\w)])\*\*|\*\*(?![\w(])|~~[^~\n]+~~"
-    r"|(?<![\w\\])_(?=\d[\d.,]*_(?!\w))|(?<=\d)_(?!\w|\{)|\\text(?:bf)?\{([^{}]{4,})\}"
-)
-"""Emphasis, and text in mathematics."""
-END_MARKS: Final = re.compile(
-    r"(?:\s*(?:\\(?:blacksquare|square|qed|Box|checkmark)(?![A-Za-z])"
-    r"|[■□▪∎✓✔✅☑\ufe0f\U0001f300-\U0001faff]))+(?=[\s$]*$)"
-)
-"""What ends a proof or a reply."""
 MATHEMATICS: Final = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 TOTAL: Final = re.compile(
     r"(?P<number>\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\s+(?:in total|in all|altogether)\W*$"
@@ -137,25 +111,21 @@ BOUND: Final = re.compile(
 )
 VALUE: Final = re.compile(
     rf"\b(?:{DATE.pattern})\b"
-    r"|(?<![A-Za-z\d_.:])\d{1,2}:\d{2}(?:\s*[ap]\.?m\.?)?(?!\w)"
+    r"|(?<![A-Za-z\d_.:])\d{1,2}(?::\d{2}(?:\s*[ap]\.?m\b\.?)?|\s*[ap]\.?m\b\.?)(?!\w)"
     r"|(?<![A-Za-z\d_.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![A-Za-z\d_/^])",
     re.IGNORECASE,
 )
 """A date, a time or a number in prose."""
+SPOKEN_OF: Final = re.compile(r"\s+(?:is|are|was|were)\s+(?!the\b)")
+"""What follows a number that a sentence says something of: ``14 is even``."""
+LAST_WORD: Final = re.compile(
+    r"(?<!\bthan)(?<!\bas)(?<!\bfrom)(?<!\bnear)(?<!\bwith)(?<!\bby)(?<!\bto)(?<!\bof)(?<!\bin)(?<!\bfor)(?<!\blike)"
+    r"(?<!\band)(?<!\bor)\s+(?:an?\s+|the\s+)?([a-z]{3,})\W*$|\bon\s+(?:an?\s+)?([A-Z][a-z]{2,})\W*$"
+)
+"""What a sentence ends with, where it does not only relate to what the sentence is about: ``falls on a Thursday``."""
 IN_WORDS: Final = re.compile(
     rf"\b(?!one\b(?!-))(?:{NUMBER_WORDS})(?:(?:-|\s+(?:and\s+)?)(?:{NUMBER_WORDS}))*\b", re.IGNORECASE
 )
-CORRECTION: Final = re.compile(
-    r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
-    r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake"
-    r"|error)|no(?=,)|on second thought)\b",
-    re.IGNORECASE,
-)
-SENTENCE_END: Final = re.compile(r"(?:[.!?](?:[*_\"'”)]{0,3})(?=\s+[A-Z*\\$\"“(]|\s*$)|\n)", re.MULTILINE)
-ABBREVIATIONS: Final = ("i.e", " i", "e.g", "approx", " vs", " no", " eq", " fig", "sq", " cf")
-CURRENCY: Final = re.compile(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))")
-LONGEST: Final = 4000
-"""Characters at the end of a completion in which unmarked answers are looked for."""
 
 
 def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
@@ -165,37 +135,41 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         text: Prose.
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
-    text = REMARK.sub("", PROGRAM.sub("", text))
-    text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
-    text = re.sub(r"\$\$\s*([^$]*?)\s*\$\$", r"$\1$", text)
-    emphasised = EMPHASIS.findall(_last_sentence(text.strip()))
-    text = CONTRAST.sub("", MARKS.sub(lambda match: match[1] or "", END_MARKS.sub("", text)))
+    text = shortened(text)
+    emphasised = EMPHASIS.findall(last_sentence(text.strip()))
+    text = plain(text)
     if not is_marked and (answer := YES_OR_NO.fullmatch(text.strip())) is not None:
         yield answer[1]
-    text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
-    if not text:
-        return
-    cue = None
-    for match in CUE.finditer(text):
-        begin = text[: match.start()] + match[0]
-        is_one_of_two = (
-            is_conditional(begin) and _first_sentence(text[match.end() :]).strip() != text[match.end() :].strip()
-        )
-        cue = cue if is_supposed(begin) or is_one_of_two else match
-    if cue is not None:
-        sentence = _first_sentence(text[cue.end() :])
-        if sentence.strip(" *_:$"):
-            if not doubts(sentence):
-                yield from _parts_of_statement(sentence)
-                if cue[0].endswith((":", "：", "\n")) and '":' not in sentence:
-                    yield from _parts_of_sentence(sentence)
-            return
-    if is_marked:
+    text = after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
+    cue = _last_cue(text)
+    sentence = "" if cue is None else first_sentence(text[cue.end() :])
+    if cue is not None and sentence.strip(" *_:$"):
+        if not doubts(sentence):
+            yield from _parts_of_statement(sentence)
+            if cue[0].endswith((":", "：", "\n")) and '":' not in sentence:
+                yield from _parts_of_sentence(sentence)
+    elif is_marked:
         is_plain = "=" not in text and not BOUND.search(text) and not doubts(text)
         if is_plain and (verb := _last(VERB, text)) is not None:
             yield from _parts_of_statement(text[verb.end() :])
-        return
-    sentence = LEAD.sub("", CONSEQUENCE.split(_last_sentence(text))[-1])
+    elif text:
+        yield from _parts_of_end(text, emphasised)
+
+
+def _last_cue(text: str) -> re.Match[str] | None:
+    """Return the last words that say that an answer follows, which nobody only supposes."""
+    cue: re.Match[str] | None = None
+    for match in CUE.finditer(text):
+        begin, rest = text[: match.end()], text[match.end() :].strip()
+        is_one_of_two = is_conditional(begin) and first_sentence(rest).strip() != rest
+        if not is_one_of_two and not is_supposed(begin):
+            cue = match
+    return cue
+
+
+def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
+    """Yield what the last sentence may give, where no words say that an answer follows."""
+    sentence = LEAD.sub("", CONSEQUENCE.split(last_sentence(text))[-1])
     if "\n" not in text and len(text) < 200 and not doubts(text):
         yield LEAD.sub("", CONSEQUENCE.split(text)[-1])
     if (none := NONE.search(sentence)) is not None and not doubts(sentence[: none.start()]):
@@ -209,8 +183,10 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     yield sentence
     if (named := NAMED.match(sentence)) is not None:
         yield named[1]
+    if (last := LAST_WORD.search(sentence)) is not None:
+        yield last[1] or last[2]
     yield from _parts_of_sentence(sentence)
-    if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
+    if LEAD.match(last_sentence(text)) or sentence.strip() == text.strip():
         yield from _only_number(sentence)
 
 
@@ -238,6 +214,8 @@ def _parts_of_statement(text: str) -> Iterator[str]:
     whole = re.sub(r"\s+(?:left|remaining|more)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
         whole = whole.rstrip("}\"' \n").lstrip("\"'")
+    if whole.endswith(")") and whole.count(")") > whole.count("("):  # of a sentence in brackets
+        whole = whole[:-1]
     cut = IN_BRACKETS.sub(_number_in_brackets, ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip()))
     if cut and cut != whole:
         yield cut
@@ -262,9 +240,11 @@ def _only_number(sentence: str) -> Iterator[str]:
     if len(math) == 1:
         yield math[0]
         return
-    numbers = [match[0] for match in VALUE.finditer(sentence)] or [match[0] for match in IN_WORDS.finditer(sentence)]
-    if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
-        yield numbers[0].rstrip(",")
+    numbers = list(VALUE.finditer(sentence)) or list(IN_WORDS.finditer(sentence))
+    if math or len(numbers) != 1 or re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
+        return
+    if not SPOKEN_OF.match(sentence, numbers[0].end()):
+        yield numbers[0][0].rstrip(",")
 
 
 def _mathematics(text: str) -> list[str]:
@@ -276,37 +256,3 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     for match in pattern.finditer(text):
         found = match
     return found
-
-
-def _after_correction(text: str) -> str:
-    at = 0
-    for match in CORRECTION.finditer(text):
-        at = match.end()
-    return re.sub(r"^(?:[\s,.:;!—]|-\s)+", "", text[at:]) if text[at:].strip(" .,!") else text[:at]
-
-
-def _first_sentence(text: str) -> str:
-    """Return the first sentence, of the first line that has one."""
-    text = text.lstrip(" \n\t*_:")
-    end = _end_of_sentence(text, 0)
-    return text[:end]
-
-
-def _last_sentence(text: str) -> str:
-    begin, end = 0, _end_of_sentence(text, 0)
-    while end < len(text) and text[end:].strip(" .*_\n"):
-        begin = end
-        end = _end_of_sentence(text, begin + 1)
-    return re.sub(r"^(?:[\s#>*]|-\s)+|[\s#>*-]+$", "", text[begin:end])
-
-
-def _end_of_sentence(text: str, begin: int) -> int:
-    """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
-    for match in SENTENCE_END.finditer(text, begin):
-        before = text[begin : match.start()]
-        marks = before.count("$") - before.count("\\$") - len(CURRENCY.findall(before))
-        is_outside = marks == 0 or before.count("$") % 2 == 0
-        is_short = match[0].startswith(".") and before.lower().endswith(ABBREVIATIONS)
-        if is_outside and not is_short and before.count("\\[") == before.count("\\]") and before.strip():
-            return match.end()
-    return len(text)
