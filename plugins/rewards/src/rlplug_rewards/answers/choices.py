@@ -16,7 +16,7 @@ LETTER: Final = (
     r"|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z]|\(\s*-?\d+\s*,)"
 )
 NAMED: Final = re.compile(
-    r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|\bare\b"
+    r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|['’]s\b|\bare\b"
     r"|\bwould be\b|\bmust be\b|\bshould be\b|:|=|：)"
     r"|\b(?:answer|choose|chose|choosing|pick|select|selected|go with|going with|choice|option)\b)\W{0,6}?"
     r"(?:\s*(?:therefore|thus|then|clearly|simply|indeed|option|choice|letter|answer|the|is|likely|best|correct)\b\W{0,4}?)*\s*"

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 DENIALS: Final = (
-    r"not|cannot|\w+n['’]t|neither|nor|either|unless|impossible to|incorrect|wrong|mistaken|failed?|unable"
+    r"not|cannot|\w+n['’]t|neither|nor|either|unless|impossible to|incorrect|wrong|mistaken|fail(?:s|ed)?|unable"
     r"|eliminate|rule out|ruled out|depends? on"
 )
 GUESSES: Final = (

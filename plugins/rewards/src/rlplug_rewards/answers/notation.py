@@ -206,6 +206,7 @@ def clean(text: str) -> str:
 def _characters(text: str) -> str:
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸ]+", lambda match: "^{" + match[0].translate(SUPERSCRIPTS) + "}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ]+", lambda match: "_{" + match[0].translate(SUBSCRIPTS) + "}", text)
+    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
     text = re.sub(r"(\d)\u0305", r"\\overline{\1}", text)
     found = []
     for character in text:

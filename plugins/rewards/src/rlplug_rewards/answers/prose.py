@@ -1,6 +1,7 @@
 """The part of unmarked prose that is its answer: the last sentence that says what the answer is, else the last one.
 
-A sentence that denies, doubts, supposes or asks has no answer, but for its last clause. What follows words of correction, such as "wait", counts alone.
+A sentence that denies, doubts, supposes or asks has no answer, but for its last clause. What follows words of
+correction, such as "wait", counts alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rlplug_rewards.answers.wording import DATE
 CUE: Final = re.compile(
     r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
-    r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
+    r"\W{0,4}?\s*(?:\bis\b|['’]s\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
     r"|^\s*#{4}(?!#)|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]"
     r"|答案\s*(?:是|为|：|:|=)|答え\s*(?:は|：|:)|Ответ\s*:)",
     re.IGNORECASE | re.MULTILINE,
@@ -25,7 +26,8 @@ CUE: Final = re.compile(
 VERB: Final = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
     r"|need|needs|"
-    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|total of|(?<!\d\s)to)\b"
+    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|buys?|bought|receives?|received|uses?|used|eats?|ate|drinks?|drank"
+    r"|walks?|walked|runs?|ran|saves?|saved|owes?|owed|collects?|collected|reads?|contains?|total of|(?<!\d\s)to)\b"
     r"|=|:(?!\d)|(?<!\d):|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
@@ -37,6 +39,14 @@ CONSEQUENCE: Final = re.compile(
 CIRCUMSTANCE: Final = re.compile(
     r",?\s+(?:when|where|because|since|attained|achieved|reached|occurring)\b.*", re.IGNORECASE
 )
+LAST_PART: Final = re.compile(r"(?<!\\);\s+((?=[^;]*\d)(?=[^;]*[A-Za-z]{3})[^;]+)$")
+"""The last of several parts of a sentence that give a number each: ``before it $230; after it, $207``."""
+OBJECT: Final = re.compile(r"\{\s*\"\w+\"\s*:.*\}", re.DOTALL)
+FIELD: Final = re.compile(
+    r"\"(?:final[_ ]?)?(?:answer|result|solution|value|output|choice|ans)\"\s*:\s*(\"[^\"]*\"|\[[^\]]*\]|[^,}\n]+)",
+    re.IGNORECASE,
+)
+"""The field of an object in JSON that is its answer."""
 NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
@@ -60,7 +70,7 @@ IN_BRACKETS: Final = re.compile(r"([a-z]+(?:[ -][a-z]+){0,5})\s+\((-?\d[\d.,]*)\
 """A number in words and, behind it, in digits."""
 CLAUSE: Final = re.compile(
     r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
-    r"|so that|if|after|assuming|"
+    r"|so that|if|after|assuming|attained|achieved|reached|as (?:required|desired)|"
     r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with"
     r"|while|hence|therefore)\b).*",
     re.IGNORECASE | re.DOTALL,
@@ -136,6 +146,9 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
     text = shortened(text)
+    if OBJECT.fullmatch(text.strip()) is not None:
+        yield from (field.strip(' "') for field in FIELD.findall(text)[-1:])
+        return
     emphasised = EMPHASIS.findall(last_sentence(text.strip()))
     text = plain(text)
     if not is_marked and (answer := YES_OR_NO.fullmatch(text.strip())) is not None:
@@ -170,6 +183,8 @@ def _last_cue(text: str) -> re.Match[str] | None:
 def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
     """Yield what the last sentence may give, where no words say that an answer follows."""
     sentence = LEAD.sub("", CONSEQUENCE.split(last_sentence(text))[-1])
+    if _gives_only_a_circumstance(sentence):
+        return
     if "\n" not in text and len(text) < 200 and not doubts(text):
         yield LEAD.sub("", CONSEQUENCE.split(text)[-1])
     if (none := NONE.search(sentence)) is not None and not doubts(sentence[: none.start()]):
@@ -178,6 +193,8 @@ def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
         sentence = LEAD.sub("", last_clause(sentence.rstrip(" .!")).strip())
         if doubts(sentence):
             return
+    if (part := LAST_PART.search(sentence)) is not None:
+        sentence = part[1]
     if len(emphasised) == 1:
         yield emphasised[0]
     yield sentence
@@ -188,6 +205,14 @@ def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
     yield from _parts_of_sentence(sentence)
     if LEAD.match(last_sentence(text)) or sentence.strip() == text.strip():
         yield from _only_number(sentence)
+
+
+def _gives_only_a_circumstance(sentence: str) -> bool:
+    """Return whether the numbers of a sentence say only when it holds: ``Equality holds when a = 3.``"""
+    circumstance = CIRCUMSTANCE.search(sentence)
+    if circumstance is None or re.search(r"\b(?:is|are|equals|gives)\b", circumstance[0]):
+        return False
+    return re.search(r"\d", circumstance[0]) is not None and not re.search(r"\d", sentence[: circumstance.start()])
 
 
 def _parts_of_sentence(sentence: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ LABEL: Final = re.compile(
 )
 NAMES_OF_LENGTHS: Final = re.compile(
     r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?"
-    r"|\[\s*[A-Z]{3,6}\s*\]|\\(?:max|min|sup|inf)(?![A-Za-z])[^=]*|\\?#\s*\\?\w+"
+    r"|\[\s*[A-Z]{3,6}\s*\]|\\(?:max|min|sup|inf)(?![A-Za-z])[^=]*|\\?#\s*\\?\w+|\\(?:i{0,3}int|oint|lim)(?![A-Za-z])[^=]*"
 )
 NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
 NAMES: Final = re.compile(

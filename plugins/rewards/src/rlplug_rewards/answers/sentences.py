@@ -29,7 +29,7 @@ MARKS: Final = re.compile(
 )
 """Emphasis, and text in mathematics."""
 END_MARKS: Final = re.compile(
-    r"(?:\s*(?:\\(?:blacksquare|square|qed|Box|checkmark)(?![A-Za-z])"
+    r"(?:\s*\$\\(?:blacksquare|square|qed|Box|checkmark)\$|\s*(?:\\(?:blacksquare|square|qed|Box|checkmark)(?![A-Za-z])"
     r"|[■□▪∎✓✔✅☑\ufe0f\U0001f300-\U0001faff]))+(?=[\s$]*$)"
 )
 """What ends a proof or a reply."""
