@@ -15,7 +15,8 @@ GUESSES: Final = (
 )
 SUPPOSITIONS: Final = (
     r"if|whether|suppose|assum(?:e|ing)|for (?:example|instance)|e\.g\.|such as|let['’]?s|let|please|need to"
-    r"|want to|consider|try|trying|(?:the|this) (?:problem|question|exercise) (?:has|asks|says|states|gives|mentions)"
+    r"|want to|verify|consider|try|trying"
+    r"|(?:the|this) (?:problem|question|exercise) (?:has|asks|says|states|gives|mentions)"
 )
 DENIED: Final = re.compile(rf"\b(?:{DENIALS})\b", re.IGNORECASE)
 DOUBT: Final = re.compile(rf"\b(?:{DENIALS}|{GUESSES}|{SUPPOSITIONS})(?!\w)|\?\s*$", re.IGNORECASE)

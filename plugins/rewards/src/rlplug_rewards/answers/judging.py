@@ -136,15 +136,16 @@ def approximation(answer: str) -> list[str]:
     sides = clean(answer).split(r"\approx")
     if len(sides) != 2:
         return []
-    values = [read(side) for side in sides]
-    if not all(isinstance(value, Quantity) for value in values):
+    exact, about = map(read, sides)
+    if not isinstance(exact, Quantity) or not isinstance(about, Quantity):
         return []
-    exact, about = (value.expression for value in values if isinstance(value, Quantity))
-    if exact.value is None or about.value is None or about.places is None:
+    value, near, places = exact.expression.value, about.expression.value, about.expression.places
+    if value is None or near is None or places is None:
         return []
+    scale = 100 if about.is_percent and not exact.is_percent else 1
     with mpmath.workdps(DIGITS):
-        error = abs(as_float(exact.value) - as_float(about.value))
-        return sides if error < mpmath.mpf(10) ** -about.places[0] else []
+        error = abs(scale * as_float(value) - as_float(near))
+        return sides if error < mpmath.mpf(10) ** -places[0] else []
 
 
 def is_notation(text: str) -> bool:

@@ -106,7 +106,9 @@ NAMED: Final = re.compile(
     r"(?:most|least|best|correct|winner|first|last|only|\w+est)|(?:finished|came|arrived)\s+(?:first|last))\b"
 )
 """A name that begins a sentence which says that it is the one asked for: ``Evelyn has the largest speed``."""
-MATHEMATICS: Final = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+MATHEMATICS: Final = re.compile(r"\$([^$\n]+)\$")
+COUNTED: Final = re.compile(r"\$(-?\d[\d,]*)\$\s+[a-z]{2}(?!.*\$-?\d[\d,.]*\$)")
+"""The only number of a sentence, with what it counts behind it: ``$113$ integers $n$ with ...``."""
 TOTAL: Final = re.compile(
     r"(?P<number>\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\s+(?:in total|in all|altogether)\W*$"
     r"|\b(?:for|making|giving) a total of (?P<behind>\\?[$€£]?\d[\d,]*(?:\.\d+)?%?(?:\s+[a-z]+)?)\W*$",
@@ -114,8 +116,8 @@ TOTAL: Final = re.compile(
 )
 """A number that a sentence ends with as its total."""
 BOUND: Final = re.compile(
-    r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger"
-    r"|smaller|other) than|up to|or (?:more|less|fewer)|squared|cubed|root of|(?:half|twice|double) (?:of )?\d|base"
+    r"\b(?:at least|at most|case|cases|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer"
+    r"|larger|smaller|other) than|up to|or (?:more|less|fewer)|squared|cubed|root of|(?:half|twice|double) (?:of )?\d|base"
     r"|equation|figure|page|section)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
@@ -224,6 +226,8 @@ def _parts_of_sentence(sentence: str) -> Iterator[str]:
     if (restated := RESTATED.split(sentence))[1:]:
         yield restated[-1]
         sentence = restated[0]
+    if (counted := COUNTED.match(sentence)) is not None:
+        yield counted[1]
     if (system := SYSTEM.search(sentence.rstrip(" ."))) is not None:
         yield system[0]
     short = CIRCUMSTANCE.sub("", sentence)
@@ -273,7 +277,7 @@ def _only_number(sentence: str) -> Iterator[str]:
 
 
 def _mathematics(text: str) -> list[str]:
-    return [next(filter(None, match.groups())) for match in MATHEMATICS.finditer(text)]
+    return MATHEMATICS.findall(text)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

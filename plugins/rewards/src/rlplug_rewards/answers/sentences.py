@@ -18,6 +18,15 @@ REMARK: Final = re.compile(
     re.IGNORECASE,
 )
 """What a reply says to its reader at its end."""
+NOTE: Final = re.compile(
+    r"\n\s*\n(?:[-*_#>\s]*)(?:note|remark|explanation|verification|justification|check)\b[*_]*\s*:(?:(?!\banswer|\bfinal).)*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A last paragraph that says more of an answer that has been given."""
+DISPLAY: Final = re.compile(
+    r"(?<!\\)\\(?:\[\s*(.*?)([\s.,]*)\\\]|\(\s*(.*?)([\s.,]*)\\\))|\$\$\s*([^$]*?)([\s.,]*)\$\$", re.DOTALL
+)
+"""Mathematics in ``\\[...\\]``, ``\\(...\\)`` or ``$$...$$``."""
 PROGRAM: Final = re.compile(
     r"^\s*```[ \t]*(?:python|py|c|cpp|c\+\+|java|javascript|js|bash|sh|sql|r|rust|go|sage|matlab|ruby)\b"
     r".*?(?:^\s*```\s*$|\Z)",
@@ -47,10 +56,16 @@ LONGEST: Final = 4000
 
 
 def shortened(text: str) -> str:
-    """Return the end of a reply without programs, code fences, and remarks to its reader."""
-    text = REMARK.sub("", PROGRAM.sub("", text[-LONGEST:]))
+    """Return the end of a reply without programs, code fences and remarks, with mathematics in ``$...$``."""
+    text = NOTE.sub("", PROGRAM.sub("", text[-LONGEST:]))
     text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"\$\$\s*([^$]*?)\s*\$\$", r"$\1$", text)
+    return REMARK.sub("", DISPLAY.sub(_in_line, text))
+
+
+def _in_line(match: re.Match[str]) -> str:
+    """Return mathematics in ``$...$``, and the punctuation at its end behind it."""
+    inner, end = next((match[at], match[at + 1]) for at in (1, 3, 5) if match[at] is not None)
+    return f"${' '.join(inner.split())}${end.strip()}"
 
 
 def plain(text: str) -> str:

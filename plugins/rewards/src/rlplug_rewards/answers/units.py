@@ -92,6 +92,7 @@ REFUSED: Final = frozenset(
         *("since", "while", "sqrt", "sin", "cos", "tan", "log", "ln", "pi", "infinity", "x", "y", "z", "versus"),
         *("vs", "with", "without", "wait", "no", "wrong", "incorrect", "below", "under", "above", "less"),
         *("fewer", "short", "off", "ago", "before", "after", "past", "until", "from", "deep", "choose", "again"),
+        *("remains", "holds", "fails", "works", "follows", "suffices"),
     }
 )
 IGNORED: Final = frozenset(
