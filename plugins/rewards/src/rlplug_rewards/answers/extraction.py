@@ -38,7 +38,7 @@ END_TOKENS: Final = (
     ),
     *("</s>", "<eos>", "<end_of_turn>"),
 )
-QUESTION: Final = re.compile(r"\n\s*(?:\*\*)?(?:Question|Q|Problem|Human|User)\s*:", re.IGNORECASE)
+QUESTION: Final = re.compile(r"\n[ \t]*(?:\*\*)?(?:Question|Q|Problem|Human|User)\s*:", re.IGNORECASE)
 """A line that begins a question."""
 ANSWERED: Final = re.compile(r"####|\\boxed|</answer>|\banswer(?: is|:)", re.IGNORECASE)
 ANSWER_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)

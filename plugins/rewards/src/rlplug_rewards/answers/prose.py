@@ -117,8 +117,8 @@ TOTAL: Final = re.compile(
 """A number that a sentence ends with as its total."""
 BOUND: Final = re.compile(
     r"\b(?:at least|at most|case|cases|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer"
-    r"|larger|smaller|other) than|up to|or (?:more|less|fewer)|squared|cubed|root of|(?:half|twice|double) (?:of )?\d|base"
-    r"|equation|figure|page|section)\b|[<>]|\\[lg]eq?\b",
+    r"|larger|smaller|other) than|up to|or (?:more|less|fewer)|squared|cubed|root of|(?:half|twice|double) (?:of )?\d"
+    r"|base|equation|figure|page|section)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
 VALUE: Final = re.compile(

@@ -12,24 +12,24 @@ CONTRAST: Final = re.compile(
 )
 """A number that a sentence denies beside the one that it gives: ``not 16 but 18``, ``18, not 16``."""
 REMARK: Final = re.compile(
-    r"(?:(?<=[.!?\n*$}\])])|(?<=[.!?] ))\s*(?:please )?(?:let me know|if you(?:['’]d| would| need| have| want)"
+    r"(?:(?<=[.!?\n*$}\])])|(?<=[.!?] ))[ \t]*(?:please )?(?:let me know|if you(?:['’]d| would| need| have| want)"
     r"|feel free|i hope|hope (?:this|that|it)|good luck|happy to|thank|is there anything|would you like|do you)\b"
     r"[^\n]*\s*\Z",
     re.IGNORECASE,
 )
 """What a reply says to its reader at its end."""
 NOTE: Final = re.compile(
-    r"\n\s*\n(?:[-*_#>\s]*)(?:note|remark|explanation|verification|justification|check)\b[*_]*\s*:(?:(?!\banswer|\bfinal).)*\Z",
+    r"(?<=\n)\n[*_#> ]*(?:note|remark|explanation|verification|justification|check)\b[*_]*[ ]?:"
+    r"(?:(?!\banswer|\bfinal).)*\Z",
     re.IGNORECASE | re.DOTALL,
 )
 """A last paragraph that says more of an answer that has been given."""
-DISPLAY: Final = re.compile(
-    r"(?<!\\)\\(?:\[\s*(.*?)([\s.,]*)\\\]|\(\s*(.*?)([\s.,]*)\\\))|\$\$\s*([^$]*?)([\s.,]*)\$\$", re.DOTALL
-)
+RULE: Final = re.compile(r"^(?:-{3,}|\*{3,}|_{3,})[ \t]*$", re.MULTILINE)
+DISPLAY: Final = re.compile(r"(?<!\\)\\(?:\[(.*?)\\\]|\((.*?)\\\))|\$\$([^$]*)\$\$", re.DOTALL)
 """Mathematics in ``\\[...\\]``, ``\\(...\\)`` or ``$$...$$``."""
 PROGRAM: Final = re.compile(
-    r"^\s*```[ \t]*(?:python|py|c|cpp|c\+\+|java|javascript|js|bash|sh|sql|r|rust|go|sage|matlab|ruby)\b"
-    r".*?(?:^\s*```\s*$|\Z)",
+    r"^[ \t]*```[ \t]*(?:python|py|c|cpp|c\+\+|java|javascript|js|bash|sh|sql|r|rust|go|sage|matlab|ruby)\b"
+    r".*?(?:^[ \t]*```[ \t]*$|\Z)",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
 MARKS: Final = re.compile(
@@ -57,15 +57,16 @@ LONGEST: Final = 4000
 
 def shortened(text: str) -> str:
     """Return the end of a reply without programs, code fences and remarks, with mathematics in ``$...$``."""
-    text = NOTE.sub("", PROGRAM.sub("", text[-LONGEST:]))
-    text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text, flags=re.MULTILINE)
-    return REMARK.sub("", DISPLAY.sub(_in_line, text))
+    text = RULE.sub("", PROGRAM.sub("", text[-LONGEST:]))
+    text = re.sub(r"^[ \t]*(?:```\w*|~~~)[ \t]*$", "", text, flags=re.MULTILINE)
+    return REMARK.sub("", DISPLAY.sub(_in_line, NOTE.sub("", text)))
 
 
 def _in_line(match: re.Match[str]) -> str:
     """Return mathematics in ``$...$``, and the punctuation at its end behind it."""
-    inner, end = next((match[at], match[at + 1]) for at in (1, 3, 5) if match[at] is not None)
-    return f"${' '.join(inner.split())}${end.strip()}"
+    inner = " ".join("".join(filter(None, match.groups())).split())
+    shorter = inner.rstrip(" .,")
+    return f"${shorter}${inner[len(shorter) :].strip()}"
 
 
 def plain(text: str) -> str:
