@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rlplug_rewards.answers.doubt import denies
+from rlplug_rewards.answers.doubt import denies, doubts
 
 LEAD: Final = re.compile(
     r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's|it (?:must|should|has to) be)\b[,:]?\s*)+", re.IGNORECASE
@@ -30,6 +30,8 @@ SUBJECT: Final = re.compile(
     r"(?:^|[.!?,\n]\s*|\b(?:so|thus|therefore|hence|only)\b,?\s*)(?:option|choice|answer|statement)?\s*[*_$(\[]*(?P<letter>[A-J])[*_$)\]]*\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer|only)",
     re.IGNORECASE,
 )
+ONLY: Final = re.compile(r"\b[Oo]nly\s+(?:option\s+|choice\s+|statement\s+)?[*_(]*(?P<letter>[A-J])[*_)]*\s+[a-z]+s\b")
+AT_END: Final = re.compile(r"\b(?:is|be|was)\s+(?:option\s+|choice\s+)?[*_(]*(?P<letter>[A-J])[*_).]*\s*\Z")
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
 FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2}|\s[-–—](?=\s))[)*_`}\]$]*(?:\s|$)")
 LABEL: Final = re.compile(r"\b[A-J][).:]")
@@ -99,7 +101,7 @@ def _in_prose(text: str) -> str | None:
     named = _last_of(NAMED, text)
     if named is not None or NAMED.search(text):
         return named
-    subject = _last_of(CHINESE, text) or _last_of(SUBJECT, text)
+    subject = next(filter(None, (_last_of(each, text) for each in (CHINESE, SUBJECT, ONLY, AT_END))), None)
     if subject is not None:
         return subject
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -122,7 +124,7 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
             continue
         begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? ", ", ", "; "))
         sentence = text[begin + 1 : match.start("letter")]
-        if denies(sentence) or DENIED_BEHIND.match(text[match.end("letter") :]):
+        if doubts(sentence) or DENIED_BEHIND.match(text[match.end("letter") :]):
             continue
         if (
             letter in "AI"

@@ -7,15 +7,16 @@ from typing import Final
 
 DENIALS: Final = (
     r"not|cannot|\w+n['’]t|neither|nor|either|unless|impossible to|incorrect|wrong|mistaken|fail(?:s|ed)?|unable"
-    r"|eliminate|rule out|ruled out|depends? on"
+    r"|nothing|eliminate|rule out|ruled out|depends? on"
 )
 GUESSES: Final = (
     r"unsure|unknown|unclear|maybe|perhaps|possibly|might|may be|could|guess|no idea|confidence|should i|i think it"
-    r"|between\s+\\?[$€£]?-?\d|tempting|naive(?:ly)?"
+    r"|between\s+\\?[$€£]?-?\d|tempting|naive(?:ly)?|or so|remind(?:s|ed)|more information"
 )
 SUPPOSITIONS: Final = (
     r"if|whether|suppose|assum(?:e|ing)|for (?:example|instance)|e\.g\.|such as|let['’]?s|let|please|need to"
     r"|want to|verify|consider|try|trying"
+    r"|to (?:solve|check|prove|show|find|compute|handle)"
     r"|(?:the|this) (?:problem|question|exercise) (?:has|asks|says|states|gives|mentions)"
 )
 DENIED: Final = re.compile(rf"\b(?:{DENIALS})\b", re.IGNORECASE)

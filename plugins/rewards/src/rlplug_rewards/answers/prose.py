@@ -83,7 +83,7 @@ BEHIND: Final = re.compile(
 )
 """A number with its unit, and what follows it in a sentence, as ``$64 for 16 glasses``."""
 YES_OR_NO: Final = re.compile(
-    r"(yes|no|true|false)\b[,.!](?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE
+    r"(yes|no|true|false)\b(?:[,.!]|\s+[-–—])(?!\s*(?:wait|that|actually|sorry|I )\b)[^?\n]{0,200}", re.IGNORECASE
 )
 """An answer of one sentence, or a few, that begins with yes or no."""
 NONE: Final = re.compile(
@@ -184,7 +184,8 @@ def _last_cue(text: str) -> re.Match[str] | None:
 
 def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
     """Yield what the last sentence may give, where no words say that an answer follows."""
-    sentence = LEAD.sub("", CONSEQUENCE.split(last_sentence(text))[-1])
+    *before, sentence = CONSEQUENCE.split(last_sentence(text))
+    sentence = LEAD.sub("", sentence)
     if _gives_only_a_circumstance(sentence):
         return
     if "\n" not in text and len(text) < 200 and not doubts(text):
@@ -202,9 +203,11 @@ def _parts_of_end(text: str, emphasised: list[str]) -> Iterator[str]:
     yield sentence
     if (named := NAMED.match(sentence)) is not None:
         yield named[1]
-    if (last := LAST_WORD.search(sentence)) is not None:
+    if (last := LAST_WORD.search(sentence)) is not None and in_words(last[1] or last[2]) is None:
         yield last[1] or last[2]
     yield from _parts_of_sentence(sentence)
+    if before:
+        yield from _parts_of_statement(sentence)
     if LEAD.match(last_sentence(text)) or sentence.strip() == text.strip():
         yield from _only_number(sentence)
 

@@ -129,6 +129,7 @@ def read_unit(text: str) -> Unit | None:
     )
     text = re.sub(r"[.,;:!]+\s*$", "", text.strip())
     text = re.sub(r"^ms(?=\s*\^\s*\{?\s*-)", "m s", text)  # no milliseconds
+    text = re.sub(r"(?<![A-Za-z])(units?)\s*\^\s*\{?[23]\}?$", r"\1", text)
     text = re.sub(r"degrees\s+(?:C\b|[Cc]elsius)", "celsius", text)
     text = re.sub(r"degrees\s+(?:F\b|[Ff]ahrenheit)", "fahrenheit", text)
     if not text or len(text) > 60 or re.search(r"\d", re.sub(r"\^\s*\{?\s*-?\d\s*\}?", "", text)):
