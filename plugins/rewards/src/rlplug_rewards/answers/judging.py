@@ -15,6 +15,7 @@ from rlplug_rewards.answers.extraction import Found, marked_answer
 from rlplug_rewards.answers.notation import clean
 from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
+from rlplug_rewards.answers.splitting import balanced
 from rlplug_rewards.answers.values import Items, Quantity, Relation, Value, Words
 
 ASKED: Final = re.compile(r"[^\d=<>,;]*[A-Za-z][^\d=<>,;]*=(?:[^=<>]*=)?")
@@ -116,7 +117,8 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     shorter = [ANY_INTEGER.sub("", text) for text in (reference, answer)]
     if (shorter[0] == reference) != (shorter[1] == answer):
         return is_same(*shorter, fallback)
-    if "=" not in reference and (asked := ASKED.match(clean(answer))) is not None:
+    asked = ASKED.match(clean(answer))
+    if "=" not in reference and asked is not None and balanced(asked[0]):
         return is_same(reference, clean(answer)[asked.end() :], fallback)
     if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
         return True
