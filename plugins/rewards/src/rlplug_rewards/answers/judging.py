@@ -114,9 +114,9 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
     sides, accepted = approximation(answer), approximation(reference)
     if any(same_answers(one, side) for one in accepted or [reference] for side in sides or [answer]):
         return True
-    shorter = [ANY_INTEGER.sub("", text) for text in (reference, answer)]
-    if (shorter[0] == reference) != (shorter[1] == answer):
-        return is_same(*shorter, fallback)
+    accepted_alone, alone = ANY_INTEGER.sub("", reference), ANY_INTEGER.sub("", answer)
+    if (accepted_alone == reference) != (alone == answer):
+        return is_same(accepted_alone, alone, fallback)
     asked = ASKED.match(clean(answer))
     if "=" not in reference and asked is not None and balanced(asked[0]):
         return is_same(reference, clean(answer)[asked.end() :], fallback)

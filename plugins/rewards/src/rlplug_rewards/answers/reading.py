@@ -9,7 +9,7 @@ from typing import Final
 
 from rlplug_rewards.answers.arithmetic import determinant
 from rlplug_rewards.answers.counting import read_count
-from rlplug_rewards.answers.expressions import Expression, equal_numbers
+from rlplug_rewards.answers.expressions import Expression, equal, equal_numbers
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.numerals import join
 from rlplug_rewards.answers.quantities import (
@@ -233,7 +233,8 @@ def _equation(parts: list[str], depth: int) -> Value | None:
     if is_label:
         return Relation("=", compact(name), left, value)
     if isinstance(value, Quantity) and left is not None:
-        return Relation("=", "", left, value)
+        is_identity = bool(left.names) and equal(left, value.expression)
+        return value if is_identity else Relation("=", "", left, value)
     return None
 
 
