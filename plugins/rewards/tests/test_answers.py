@@ -35,8 +35,9 @@ def test_the_table_is_wide():
     assert len({pair.kind for pair in TABLE}) > 20
 
 
-def test_equality_is_symmetric():
-    for pair in TABLE:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
+def test_equality_is_symmetric(step):
+    for pair in TABLE[::step]:
         marked = marked_answer(pair.completion)
         if marked is not None and marked.is_marked and len(pair.references) == 1:
             reference = as_mathematics(pair.references[0])

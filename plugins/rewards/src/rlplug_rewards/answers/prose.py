@@ -25,9 +25,9 @@ CUE: Final = re.compile(
 )
 VERB: Final = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have"
-    r"|need|needs|"
-    r"costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|buys?|bought|receives?|received|uses?|used|eats?|ate|drinks?|drank"
-    r"|walks?|walked|runs?|ran|saves?|saved|owes?|owed|collects?|collected|reads?|contains?|total of|(?<!\d\s)to)\b"
+    r"|needs?|costs?|earns?|earned|pays?|paid|spends?|spent|takes?|took|made|sells?|sold|buys?|bought|receives?|received"
+    r"|uses?|used|eats?|ate|drinks?|drank|walks?|walked|runs?|ran|saves?|saved|owes?|owed|collects?|collected|reads?"
+    r"|contains?|total of|(?<!\d\s)to)\b"
     r"|=|:(?!\d)|(?<!\d):|\\implies|\\Rightarrow|⇒|→)",
     re.IGNORECASE,
 )
@@ -50,8 +50,7 @@ FIELD: Final = re.compile(
 NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
-    r"|equals|given by|is|"
-    r"are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of|in total|also|of course"
+    r"|equals|given by|is|are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of|in total|also|of course"
     r"|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
