@@ -8,7 +8,9 @@ from typing import Final
 from rlplug_rewards.answers.doubt import denies, doubts
 
 LEAD: Final = re.compile(
-    r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's|it (?:must|should|has to) be)\b[,:]?\s*)+", re.IGNORECASE
+    r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's|i(?: would|['’]d) say"
+    r"|it (?:must|should|has to) be)\b[,:]?\s*)+",
+    re.IGNORECASE,
 )
 LETTERS: Final = "ABCDEFGHIJ"
 LETTER: Final = (

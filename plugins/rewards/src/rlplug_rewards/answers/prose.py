@@ -50,8 +50,8 @@ FIELD: Final = re.compile(
 NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
-    r"|equals|given by|is|are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of|in total|also|of course"
-    r"|definitely|probably)\b[,:]?)+",
+    r"|equals|given by|is|are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of"
+    r"|in total|also|of course|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
 LEAD: Final = re.compile(
@@ -131,7 +131,8 @@ SPOKEN_OF: Final = re.compile(r"\s+(?:is|are|was|were)\s+(?!the\b)")
 """What follows a number that a sentence says something of: ``14 is even``."""
 LAST_WORD: Final = re.compile(
     r"(?<!\bthan)(?<!\bas)(?<!\bfrom)(?<!\bnear)(?<!\bwith)(?<!\bby)(?<!\bto)(?<!\bof)(?<!\bin)(?<!\bfor)(?<!\blike)"
-    r"(?<!\band)(?<!\bor)\s+(?:an?\s+|the\s+)?([a-z]{3,})\W*$|\bon\s+(?:an?\s+)?([A-Z][a-z]{2,})\W*$"
+    r"(?<!\band)(?<!\bor)\s+(?:an?\s+|the\s+)?([a-z]{3,})\W*$"
+    r"|\b(?:on|we (?:reach|get|find))\s+(?:an?\s+)?([A-Z][a-z]{2,})\W*$"
 )
 """What a sentence ends with, where it does not only relate to what the sentence is about: ``falls on a Thursday``."""
 IN_WORDS: Final = re.compile(
@@ -159,6 +160,8 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
     sentence = "" if cue is None else first_sentence(text[cue.end() :])
     if cue is not None and sentence.strip(" *_:$"):
         if not doubts(sentence):
+            if len(emphasised) == 1 and emphasised[0] in sentence:
+                yield emphasised[0]
             yield from _parts_of_statement(sentence)
             if cue[0].endswith((":", "：", "\n")) and '":' not in sentence:
                 yield from _parts_of_sentence(sentence)
@@ -225,9 +228,8 @@ def _parts_of_sentence(sentence: str) -> Iterator[str]:
         yield total["number"] or total["behind"]
     if (behind := BEHIND.fullmatch(sentence.rstrip(" ."))) is not None:
         yield behind[1]
-    if (restated := RESTATED.split(sentence))[1:]:
-        yield restated[-1]
-        sentence = restated[0]
+    sentence, *restated = RESTATED.split(sentence)
+    yield from restated[-1:]
     if (counted := COUNTED.match(sentence)) is not None:
         yield counted[1]
     if (system := SYSTEM.search(sentence.rstrip(" ."))) is not None:
@@ -241,6 +243,8 @@ def _parts_of_sentence(sentence: str) -> Iterator[str]:
 
 
 def _parts_of_statement(text: str) -> Iterator[str]:
+    text, *restated = RESTATED.split(text)
+    yield from restated[-1:]
     text = ADVERBS.sub("", text, count=1).strip()
     whole = re.sub(r"\s+(?:left|remaining|more)$", "", text.rstrip(" .!*_"))
     if whole.count("}") > whole.count("{"):  # of JSON
@@ -267,7 +271,7 @@ def _only_number(sentence: str) -> Iterator[str]:
     """Yield the only mathematics of a sentence, or its only number with the word behind it."""
     if len(sentence) > 400 or BOUND.search(sentence):
         return
-    math = _mathematics(sentence)
+    math = [part for part in _mathematics(sentence) if len(part.strip()) > 1 or part.strip().isdigit()]
     if len(math) == 1:
         yield math[0]
         return

@@ -52,6 +52,11 @@ REALS: Final = re.compile(
     r"(?P<closed> or equal to)? (?P<bound>\S+))"
 )
 """Sets of real numbers in words: ``all non-negative real numbers``, ``real numbers less than 3``."""
+SUCH_THAT: Final = re.compile(
+    r"(?:set of )?(?:all |any |every )?real (?:numbers?|values?)(?: of)? [a-z] "
+    r"(?:such that|with|for which|where|satisfying) (.+)"
+)
+"""Real numbers and the condition that they satisfy."""
 CLASSES: Final = re.compile(r"(?<=\w) (?:functions?|triangles?|angles?|numbers?|integers?|quadrilaterals?)$")
 """What kind of thing an answer names a property of: an odd function is odd."""
 ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
@@ -68,6 +73,8 @@ def read_constant(text: str) -> Value | None:
     plain = " ".join(ARTICLES.sub(" ", re.sub(r"[«»]", " ", text)).split())
     if DATE.fullmatch(plain.casefold()) is not None:
         return Words(_folded(plain))
+    if (condition := SUCH_THAT.fullmatch(plain)) is not None:
+        return read_region(condition[1])
     if (reals := REALS.fullmatch(plain)) is not None:
         if reals["sign"]:
             return read_region(f"x {SIGNED[reals['sign'].replace('-', '')]}")
