@@ -52,7 +52,7 @@ class RLCheckpoint(Callback):
             from rlplug.distributed.checkpoints.background_writer import BackgroundWriter
 
             strategy: Any = trainer.strategy
-            self._writer = BackgroundWriter(strategy.root_device, strategy._timeout)
+            self._writer = BackgroundWriter(strategy.root_device, strategy.waiting_time)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

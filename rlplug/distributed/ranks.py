@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
+import psutil
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -98,13 +100,39 @@ def end_this_rank(reason: str, others: Sequence[subprocess.Popen[bytes]] = ()) -
     os._exit(1)
 
 
+def waiting_time(phase_deadline_s: float | None) -> timedelta:
+    """Return how long ranks wait for one in a phase, which ends itself at its deadline; of ``None``, a year."""
+    return timedelta(days=365) if phase_deadline_s is None else timedelta(seconds=phase_deadline_s + 60)
+
+
 def lost_rank(error: BaseException) -> str | None:
     """Return a message when an error of a collective means that another rank has gone, else ``None``."""
     has_ranks = dist.is_initialized() and dist.get_world_size() > 1
     is_lost = has_ranks and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST_PEER)
     if not is_lost and not isinstance(error, dist.DistError):
         return None
-    return f"another rank has ended, and this one with it. {RESUME}"
+    return f"{_ended_rank()} has ended, and this one with it. {RESUME}"
+
+
+def _ended_rank() -> str:
+    """Return which rank of this host has ended, or ``another rank`` where none of them has soon."""
+    store, ends_at = dist.distributed_c10d._get_default_store(), time.monotonic() + GRACE_S
+    try:
+        processes = [store.get(f"process/{rank}").decode().split(" ") for rank in range(dist.get_world_size())]
+    except RuntimeError:  # it has gone, with rank 0 unless it is torchrun's
+        return "another rank" if os.environ.get(AGENT_STORE) == "True" else "rank 0"
+    while time.monotonic() < ends_at:
+        for rank, (host, pid) in enumerate(processes):
+            if host == socket.gethostname() and not _runs(int(pid)):
+                return f"rank {rank}, process {pid},"
+        time.sleep(0.1)
+    return "another rank"
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 # ---- the store in which ranks find each other ---------------------------------------------------------------------
@@ -119,12 +147,8 @@ def join_ranks(
     takes writes from anybody. Ranks of several hosts use torch's, and under torchrun the store is that of its agent.
 
     Args:
-        backend: ``gloo`` or ``nccl``.
-        address: Host of rank 0.
-        port: Where rank 0 listens.
-        rank: Number of this process.
-        world_size: Number of all processes.
-        is_one_host: Whether all of them run on this host.
+        address: Host of rank 0, which listens at ``port``.
+        is_one_host: Whether all processes run on this host.
         options: More arguments of ``init_process_group``, such as ``timeout``.
     """
     if is_one_host:
@@ -139,17 +163,18 @@ def join_ranks(
         dist.init_process_group(backend, rank=rank, world_size=world_size, **options)
         if backend == "nccl":
             atexit.register(_leave)
-    return None if world_size == 1 else dist.distributed_c10d._get_default_store()
+    if world_size == 1:
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+    return store
 
 
 def listening_store(address: str, port: int, world_size: int, is_master: bool, timeout: timedelta) -> TCPStore:
     """Return a store whose master listens on ``address`` alone, an address of this host.
 
     Args:
-        address: Address of the master.
-        port: Its port.
         world_size: Number of processes that use the store; the master waits for all of them.
-        is_master: Whether this process is the master.
         timeout: For joining, and for each operation.
     """
     if not is_master:

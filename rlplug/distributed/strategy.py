@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from rlplug.distributed.checkpoints.files import TRAINED
 from rlplug.distributed.mesh import build_mesh, data_mesh, scale_to_norm, total_norm, weights_mesh
-from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
+from rlplug.distributed.ranks import RankLauncher, join_ranks, waiting_time, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError, shorten
 from rlplug.types import MeshSizes, StepStatistics
@@ -53,7 +53,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             ``reshard_after_forward: false`` a mini-batch gathers once.
         sync_every_micro_batch: Reduce gradients in each micro-batch rather than only in a mini-batch's last: more
             communication, and no gradients of whole parameters are kept in between.
-        timeout_s: Timeout of every collective, in seconds; after it the run stops rather than hang.
+        timeout_s: Timeout of collectives of tensors, in seconds. For another rank's phase, ranks wait longer.
         process_group_backend: ``nccl`` or ``gloo``; by default the one for the accelerator.
     """
 
@@ -73,6 +73,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = reshard_after_backward
         self.sync_every_micro_batch = sync_every_micro_batch
+        self._waiting: dist.ProcessGroup | None = None  # in which ranks wait for one another's phases
         self.store: Store | None = None
         """Store of all ranks; ``None`` for a single one."""
         self.accept_checkpoint: Callable[[Path, Mapping[str, Any]], None] | None = None
@@ -92,6 +93,10 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             )
         sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
         self._join_ranks()
+        deadline_s = getattr(self.lightning_module, "phase_deadline_s", self._timeout.total_seconds())
+        self.waiting_time = waiting_time(deadline_s)
+        if self.world_size > 1:
+            self._waiting = dist.new_group(backend="gloo", timeout=self.waiting_time)
         self._setup_distributed()
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
@@ -243,10 +248,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         return float(norm)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the shards of what trains, without a copy.
-
-        Upstream copies them to the host, as the checkpoint's writer does again.
-        """
+        """Return the shards of what trains, without upstream's copy on the host, which the writer makes again."""
         assert self.model is not None
         return get_model_state_dict(self.model, options=TRAINED)
 
@@ -259,7 +261,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
         tensors = take_tensors(checkpoint)
         write_others(checkpoint, Path(filepath))
-        save(tensors, storage_writer=ChecksumWriter(filepath))
+        save(tensors, storage_writer=ChecksumWriter(filepath), process_group=self._waiting)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Verify a checkpoint, load its tensors and return all else. Collective; no pickled code runs.
@@ -292,25 +294,31 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     def gather(self, items: list[Item]) -> list[Item]:
         """Return the concatenation of every rank's ``items``, in rank order, on every rank."""
-        if self.world_size == 1:
+        if self._waiting is None:
             return items
         gathered: list[list[Item]] = [[] for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, items)
+        dist.all_gather_object(gathered, items, group=self._waiting)
         return [item for part in gathered for item in part]
 
     def gather_arrays(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the concatenation of every rank's array; see :func:`rlplug.distributed.exchange.gather_arrays`."""
-        if self.world_size == 1:
+        if self._waiting is None:
             return array
         from rlplug.distributed.exchange import gather_arrays
 
-        return gather_arrays(array, self.world_size, self._exchange_device)
+        return gather_arrays(array, self.world_size, self._waiting)
 
     def exchange_arrays(self, parts: Sequence[NDArray[Any]], lengths: Sequence[int]) -> NDArray[Any]:
         """Send each rank its part; see :func:`rlplug.distributed.exchange.exchange_arrays`."""
         from rlplug.distributed.exchange import exchange_arrays
 
         return exchange_arrays(parts, lengths, self._exchange_device)
+
+    def barrier(self, name: str | None = None) -> None:
+        self.gather([name])
+
+    def broadcast(self, obj: Item, src: int = 0) -> Item:
+        return self.gather([obj])[src if self._waiting else 0]
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""

@@ -37,11 +37,7 @@ def export_policy(
 
     Args:
         model: The policy, sharded or not.
-        tokenizer: Tokenizer to save in the folder.
         dtype: Dtype of the weights in the files.
-        folder: Folder to write, made if it does not exist.
-        rank: Rank of this process.
-        trainer: The trainer of the policy.
         max_bytes: Largest file, unless a single tensor is larger.
     """
     if rank == 0:

@@ -118,11 +118,7 @@ class RewardRunner:
         return list(dict.fromkeys([ENVIRONMENT, *own])) if self.has_environment else own
 
     def check(self, samples: Sequence[Sample], ranks: RLFSDP2Strategy) -> None:
-        """Stop the run when too many samples have no reward. Collective.
-
-        Args:
-            samples: This rank's scored samples.
-            ranks: Adds up over all ranks, so that all stop together.
+        """Stop the run, on all ranks together, when too many samples have no reward. Collective.
 
         Raises:
             RunError: The share of samples with an error is above ``max_error_share``.

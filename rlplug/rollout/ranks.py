@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from rlplug.distributed.ranks import waiting_time
 from rlplug.errors import RLPlugError
 from rlplug.interfaces.rollout import Placement
 
@@ -22,7 +22,7 @@ class EngineRanks:
     Args:
         placement: This rank; the world size is a multiple of ``size``.
         size: Ranks that share an engine.
-        deadline_s: How long the others wait for the first; ``None`` is torch's default.
+        deadline_s: Longest time of what the first makes; ``None`` where the deadline of a phase ends it.
         communicates: Whether the ranks exchange anything; without it no process group is made.
     """
 
@@ -37,9 +37,8 @@ class EngineRanks:
         self._first = placement.rank - self.index
         self._group: dist.ProcessGroup | None = None
         if communicates and size > 1:
-            timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
             for first in range(0, placement.world_size, size):  # each rank takes part in making each group
-                group = dist.new_group(range(first, first + size), backend="gloo", timeout=timeout)
+                group = dist.new_group(range(first, first + size), backend="gloo", timeout=waiting_time(deadline_s))
                 self._group = group if first == self._first else self._group
 
     @property

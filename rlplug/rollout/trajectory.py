@@ -173,14 +173,7 @@ class Trajectory(TokenRecord):
 
 
 def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_samples: int, key: str) -> list[Trajectory]:
-    """Return ``num_samples`` new trajectories of each prompt.
-
-    Args:
-        prompts: The prompts.
-        groups: Group number of each prompt.
-        num_samples: Trajectories per prompt.
-        key: Name of run and step.
-    """
+    """Return ``num_samples`` new trajectories of each prompt, whose group has a number; ``key`` names run and step."""
     trajectories = []
     for prompt, group in zip(prompts, groups, strict=True):
         token_ids = as_tokens(prompt.token_ids, np.int32)

@@ -79,7 +79,8 @@ class RunModule(LightningModule):
         self.rewards = make_rewards(config)
         self.source = make_source(config)
         """Where the groups of each step come from."""
-        self.timer = PhaseTimer(config.limits.stall_s, deadline_s=config.limits.phase_deadline_s)
+        self.phase_deadline_s = config.limits.phase_deadline_s
+        self.timer = PhaseTimer(config.limits.stall_s, deadline_s=self.phase_deadline_s)
         self.stop_signal = StopSignal()
         self.schedulers: list[Any] = []
 

@@ -19,11 +19,6 @@ def compute_advantages(
 ) -> tuple[StepBatch, dict[str, float]]:
     """Return the rows with advantages, and the algorithm's metrics. Collective.
 
-    Args:
-        algorithm: Algorithm of the run.
-        batch: This rank's rows.
-        gather: Returns the concatenation of all ranks' lists.
-
     Raises:
         RunError: A tensor does not fit the rows, a metric is no number, or ranks have different metrics.
     """

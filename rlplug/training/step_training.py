@@ -37,11 +37,7 @@ class StepTraining:
     def add(self, rollout: Rollout, step: int, is_first_step: bool, awaits_groups: bool) -> None:
         """Run what can run before all groups are there, over those that ``rollout`` has gained. Collective.
 
-        Args:
-            rollout: The samples so far.
-            step: Number of the step, from 1.
-            is_first_step: Whether it is the first step of this process.
-            awaits_groups: Whether others are still generated.
+        ``is_first_step`` is of this process, and ``awaits_groups`` whether other groups are still generated.
         """
 
     def logprobs(self, rollout: Rollout, step: int, is_first_step: bool) -> tuple[StepBatch, TokenLogprobs | None]:

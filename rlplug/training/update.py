@@ -106,10 +106,6 @@ class PolicyUpdate:
     def run(self, batch: StepBatch, step: int) -> UpdateResult:
         """Go through the rows of ``step`` for each of its losses, with an optimizer step for each mini-batch.
 
-        Args:
-            batch: This rank's rows, with advantages.
-            step: Number of the step, from 1.
-
         Raises:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """

@@ -66,11 +66,7 @@ class WeightSyncValidator:
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")
 
     def report(self, version: int, parts: Mapping[str, float] | None = None) -> SyncReport:
-        """Return the report of the sync, after all buckets.
-
-        Args:
-            version: Version of the policy.
-            parts: Seconds of its parts, by name.
+        """Return the report of the sync, after all buckets; ``parts`` are seconds by name.
 
         Raises:
             RunError: An expected weight was not received.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import shutil
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def restore_lines(path: Path, kept: bytes) -> list[str]:
         path: The file, which may be absent.
         kept: Its lines up to the checkpoint, compressed.
     """
-    lines = zlib.decompress(kept).splitlines(keepends=True)
+    lines = gzip.decompress(kept).splitlines(keepends=True)
     with explained(path):
         found = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         num_lost = len(lines) - len({*lines} & {*found})

@@ -61,12 +61,7 @@ class Validator:
         """Whether a run that was told to stop left out the newest validation, which is due when it is resumed."""
 
     def begin_step(self, num_steps: int, version: int) -> None:
-        """Let the engine generate the held-out prompts beside the groups of the step that begins, if it is due so.
-
-        Args:
-            num_steps: Steps done.
-            version: Version of the policy.
-        """
+        """Let the engine generate held-out prompts beside the groups of the step that begins, if that is due."""
         if self._config.beside_training and self._is_due(num_steps):
             self._source.begin_held_out(self._request(version))
 

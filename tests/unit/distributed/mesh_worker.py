@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
@@ -193,6 +196,28 @@ def export(strategy, job):
     export_policy(policy, tokenizer, torch.bfloat16, folder, rank, TRANSFORMERS, job["max_bytes"])
     dist.barrier()
     return {}
+
+
+def away(strategy, job):
+    """The last rank is away for longer than tensors may take; what each exchange gave, and that tensors then fail."""
+    dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
+    rank = dist.get_rank()
+    exchanges = {
+        "gather": lambda: strategy.gather([rank]),
+        "gather_arrays": lambda: strategy.gather_arrays(np.array([rank])).tolist(),
+        "any_rank": lambda: strategy.any_rank(rank == 1),
+        "barrier": strategy.barrier,
+        "broadcast": lambda: strategy.broadcast(rank, src=1),
+        "tensors": lambda: dist.all_reduce(torch.ones(1)),
+    }
+    found = {}
+    for name, exchange in exchanges.items():
+        time.sleep(2.5 if rank == 1 else 0)
+        try:
+            found[name] = exchange()
+        except RuntimeError:
+            found[name] = "failed"
+    return found
 
 
 def main() -> None:

@@ -53,6 +53,8 @@ def results(run_jobs, model_folder):
             axes = {"replicate": 2} if world_size == 4 else {}
             jobs["eager"] = update_job(model_folder("qwen3"), axes | EAGER, world_size)
             jobs["facts"] = {"kind": "facts", "axes": {"replicate": 2, "sequence": 2} if world_size == 4 else {}}
+            if world_size == 2:
+                jobs["away"] = {"kind": "away", "axes": {}}  # the last, as its failed collective closes connections
             done[world_size] = run_jobs(world_size, jobs)
         return done[world_size]
 
@@ -160,6 +162,13 @@ def test_by_default_all_ranks_shard(world_size, results):
     facts = results(world_size)["facts"]
     assert [fact["data"] for fact in facts] == [(rank, world_size) for rank in range(world_size)]
     assert [fact["groups"] for fact in facts] == [[list(range(world_size)), None]] * world_size
+
+
+def test_ranks_wait_for_one_that_is_in_a_phase_for_longer_than_tensors_may_take(results):
+    """Alone catches a rollout of 31 minutes on one rank that ends the others, whose collectives time out after 30."""
+    found = results(2)["away"]
+    waited = {"gather": [0, 1], "gather_arrays": [0, 1], "any_rank": True, "barrier": None, "broadcast": 1}
+    assert found == waited | {"tensors": "failed"}
 
 
 def test_the_shard_axis_takes_what_is_left():

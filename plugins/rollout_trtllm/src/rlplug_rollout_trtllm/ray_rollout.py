@@ -107,7 +107,7 @@ class TRTLLMRayRollout(TrackedEngine):
         self._weights = policy_weights(policy)
         if self._ranks is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s * self.num_engines, self.sync_deadline_s)
-            self._ranks = EngineRanks(placement, placement.world_size, waiting_s + 60)
+            self._ranks = EngineRanks(placement, placement.world_size, waiting_s)
         with engine_environment(), preserved_rng():
             arguments = self.options.arguments(policy, argument_names())
             self._ray, self._has_attached = attach(self.ray_address)

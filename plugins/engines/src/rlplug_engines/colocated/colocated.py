@@ -202,7 +202,7 @@ class FirstRankEngine(ColocatedEngine):
         self, options: EngineOptions, caches_prefixes: bool, generate_deadline_s: float, longest_call_s: float
     ) -> None:
         super().__init__(options, caches_prefixes, generate_deadline_s)
-        self._waiting_s = max(generate_deadline_s, longest_call_s) + 60
+        self._waiting_s = max(generate_deadline_s, longest_call_s)
         self._ranks: EngineRanks | None = None
 
     # ---- the engine's own -----------------------------------------------------------------------------------------
