@@ -53,7 +53,7 @@ def test_a_redirect_is_refused_with_prompts_and_key(client: HTTPClient, url: str
         client.run_all([Server(client, url).post("elsewhere", {"prompt": "private"})])
 
     async def streamed() -> None:
-        async for _ in client.stream(f"{url}/elsewhere", {}, 30.0, "request_deadline_s"):
+        async for _ in client.stream(f"{url}/elsewhere", {}):
             pass
 
     with pytest.raises(RunError, match="redirects"):
@@ -64,7 +64,7 @@ def test_an_event_without_end_takes_time_in_proportion(client: HTTPClient, url: 
     """Catches each chunk being copied with all before it: 75 GiB of copies here, which take minutes."""
 
     async def streamed() -> None:
-        async for _ in client.stream(f"{url}/endless", {}, 600.0, "request_deadline_s"):
+        async for _ in client.stream(f"{url}/endless", {}):
             pass
 
     began = time.process_time()
@@ -113,7 +113,7 @@ def test_close_cancels_what_runs_and_may_come_twice(client: HTTPClient, url: str
 
 def stream(client: HTTPClient, url: str, **payload: Any) -> list[Any]:
     async def read() -> list[Any]:
-        return [event async for event in client.stream(f"{url}/tokens", payload, 30.0, "")]
+        return [event async for event in client.stream(f"{url}/tokens", payload)]
 
     return client.spawn(read()).result()
 

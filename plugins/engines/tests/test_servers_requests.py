@@ -126,7 +126,7 @@ def test_submitted_requests_are_collected_once(requests: ServerRequests, pending
     assert requests.collect(0.0) == []
 
 
-def test_abort_keeps_what_came(requests: ServerRequests, pending: Pending) -> None:
+def test_abort_keeps_what_came(requests: ServerRequests, pending: Pending, stats: EngineStats) -> None:
     requests.submit([pending("long", 1000, pause=0.1)])
     time.sleep(0.8)
     requests.abort(["long", "unknown"])
@@ -135,6 +135,19 @@ def test_abort_keeps_what_came(requests: ServerRequests, pending: Pending) -> No
     assert 0 < len(partial.token_ids) < 100
     assert partial.token_ids.tolist() == list(range(len(partial.token_ids)))
     assert not requests.is_busy
+    assert stats.drain()["aborted"] == 1  # of which a server loses what it had not sent
+    assert stats.drain()["aborted"] == 0
+
+
+def test_the_deadline_of_a_request_begins_anew_with_each_answer_of_its_server(
+    backend: TinyBackend, client: HTTPClient, url: str, stats: EngineStats, pending: Pending
+) -> None:
+    """Alone catches requests that fail because others ran before them, with nothing wrong: four of 1 s in 2 s."""
+    requests = ServerRequests(backend, client, [url], 0, 2.0, stats)
+    done = requests.generate([pending(f"{number}", 2, queued=True, pause=0.5) for number in range(4)])
+    assert [len(each.token_ids) for each in done] == [2] * 4
+    with pytest.raises(EngineFault, match=r"within rollout\.request_deadline_s 2 s, nor another request"):
+        requests.generate([pending("hangs", 2, pause=60.0)])
 
 
 def test_stream_that_breaks_off_is_a_fault(requests: ServerRequests, pending: Pending) -> None:

@@ -19,6 +19,7 @@ def test_statistics_are_peaks_and_rates():
     stats, metrics = make_stats((10, 5, 0.2), (64, 3, 0.4), (1, 0, 0.1))
     assert metrics == {
         "num_tokens": 1000.0,
+        "aborted": 0.0,
         "tokens_per_s": 500.0,
         "kv_cache_use": 0.4,
         "running": 64.0,
@@ -171,5 +172,5 @@ def test_a_busy_process_that_answers_requests_is_named():
 def test_what_an_engine_cannot_know_is_left_out():
     stats = EngineStats(8, 1000, observes_scheduler=False)
     stats.num_tokens, stats.seconds, stats.prompt_tokens, stats.cached_prompt_tokens = 100, 2.0, 8, 2
-    assert stats.drain() == {"num_tokens": 100.0, "tokens_per_s": 50.0}
+    assert stats.drain() == {"num_tokens": 100.0, "aborted": 0.0, "tokens_per_s": 50.0}
     assert stats.advice() == []

@@ -6,10 +6,14 @@ python tiny_server.py PORT
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+from typing import Any
 
 from aiohttp import web
+
+TURN = asyncio.Lock()
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -19,6 +23,11 @@ async def echo(request: web.Request) -> web.Response:
 async def tokens(request: web.Request) -> web.StreamResponse:
     """Stream as many events as are asked for, with a pause between them; ``broken`` ends after the first half."""
     asked = await request.json()
+    async with TURN if asked.get("queued") else contextlib.nullcontext():  # one at a time
+        return await stream_tokens(request, asked)
+
+
+async def stream_tokens(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     count = asked["count"] // 2 if asked.get("broken") else asked["count"]

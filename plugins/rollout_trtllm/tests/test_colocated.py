@@ -225,7 +225,7 @@ def test_close_ends_the_engine_and_its_ray(engine: RolloutOnDouble) -> None:
 def test_metrics_are_those_that_are_counted(ready: RolloutOnDouble) -> None:
     completions = ready.generate(cases.requests(3), GREEDY)
     metrics = ready.stats()
-    assert set(metrics) == {"num_tokens", "tokens_per_s"}
+    assert set(metrics) == {"num_tokens", "aborted", "tokens_per_s"}
     assert metrics["num_tokens"] == sum(len(completion.token_ids) for completion in completions)
     assert metrics["tokens_per_s"] > 0
     assert ready.advice() == []

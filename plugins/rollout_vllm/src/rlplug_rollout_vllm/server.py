@@ -206,8 +206,7 @@ class VLLMServerRollout(ServerEngine):
         api_key_env: Environment variable of the key of ``urls``. Servers that are started here get a random one.
         data_parallel_size: Copies of the model behind each server.
         start_deadline_s: Longest time for servers to become healthy, in seconds.
-        request_deadline_s: Longest time for one completion from its request on, in seconds; a longer one counts as a
-            fault.
+        request_deadline_s: Longest time in which a server answers no request, in seconds; more counts as a fault.
         sync_deadline_s: Longest time for each bucket of weights, in seconds; a longer one counts as a fault.
         options: Those of :class:`rlplug_rollout_vllm.options.VLLMServerOptions`; not with ``urls``.
     """

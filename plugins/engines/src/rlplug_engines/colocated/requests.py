@@ -197,6 +197,7 @@ class EngineRequests(ABC, Generic[Answer]):
                 problem = problem or error
                 continue
             self.stats.num_tokens += len(completion.token_ids)
+            self.stats.aborted += completion.finish_reason == "abort"
             if running.is_submitted:
                 self._ready.append(completion)
             else:

@@ -34,6 +34,8 @@ class EngineStats:
     copies: int = 1
     """Copies of the model that the counters are of."""
     num_tokens: int = 0
+    aborted: int = 0
+    """Requests that were broken off; of each, servers lose the tokens that they had not sent."""
     seconds: float = 0.0
     kv_cache_use: float = 0.0
     """Largest share of the KV cache that was in use."""
@@ -85,6 +87,7 @@ class EngineStats:
         """Return the metrics, keep what they suggest, and count anew."""
         metrics = {
             "num_tokens": float(self.num_tokens),
+            "aborted": float(self.aborted),
             "tokens_per_s": self.num_tokens / max(self.seconds, 1e-9),
         }
         if self.observes_scheduler:
@@ -128,7 +131,7 @@ class EngineStats:
         return count / max(self.observations, 1)
 
     def _reset(self) -> None:
-        self.num_tokens = self.running = self.waiting = self.preemptions = self.fitted = 0
+        self.num_tokens = self.aborted = self.running = self.waiting = self.preemptions = self.fitted = 0
         self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
         self.observations = self._at_slots = self._at_cache = self._at_prefill = self._at_graphs = 0
         self.seconds = self.kv_cache_use = 0.0

@@ -112,6 +112,8 @@ class PendingRequest:
     """The policy's, which token ids must stay below."""
     server: Server | None = None
     task: asyncio.Task[Any] | None = None
+    limit: asyncio.Timeout | None = None
+    """Ends it when its server answers nothing for too long."""
     is_aborted: bool = False
     token_ids: TokenIds | list[int] = field(default_factory=list)
     """A list while tokens come, and an array from :meth:`check` on."""

@@ -111,12 +111,13 @@ class HTTPClient:
         method: str,
         url: str,
         payload: dict[str, Any] | None = None,
-        deadline_s: float = PROBE_S,
+        deadline_s: float | None = PROBE_S,
         deadline_key: str = "",
     ) -> Any:
         """Return a server's answer: parsed JSON, or text.
 
         Args:
+            deadline_s: ``None`` where the caller ends it.
             deadline_key: The option that sets the deadline, for messages.
 
         Raises:
@@ -130,14 +131,12 @@ class HTTPClient:
                 raise self._refusal(url, status, text)
             return msgspec.json.decode(text) if text[:1] in ("{", "[") else text
 
-    async def stream(
-        self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
-    ) -> AsyncIterator[Any]:
-        """Yield the server-sent events that answer a POST, parsed; errors are those of ``call``."""
+    async def stream(self, url: str, payload: dict[str, Any]) -> AsyncIterator[Any]:
+        """Yield the server-sent events that answer a POST, parsed, without a deadline; errors are those of ``call``."""
         pieces: list[bytes] = []  # of the line that has not ended
         num_bytes = 0
-        with self._failures(url, deadline_s, deadline_key):
-            async with self._request("POST", url, payload, deadline_s) as response:
+        with self._failures(url, None, ""):
+            async with self._request("POST", url, payload, None) as response:
                 if response.status != 200:
                     raise self._refusal(url, response.status, await _text_of(response, url))
                 async for chunk in response.content.iter_any():
@@ -161,13 +160,13 @@ class HTTPClient:
         return event
 
     async def _exchange(
-        self, method: str, url: str, payload: Any, deadline_s: float, has_key: bool = True
+        self, method: str, url: str, payload: Any, deadline_s: float | None, has_key: bool = True
     ) -> tuple[int, str]:
         async with self._request(method, url, payload, deadline_s, has_key) as response:
             return response.status, await _text_of(response, url)
 
     def _request(
-        self, method: str, url: str, payload: Any, deadline_s: float, has_key: bool = True
+        self, method: str, url: str, payload: Any, deadline_s: float | None, has_key: bool = True
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return a request that goes nowhere else: prompts and weights would follow a redirect."""
         timeout, headers = aiohttp.ClientTimeout(total=deadline_s), self._headers if has_key else {}
@@ -182,12 +181,13 @@ class HTTPClient:
         return ServerError(message) if status >= 500 else RunError(message)
 
     @contextlib.contextmanager
-    def _failures(self, url: str, deadline_s: float, deadline_key: str) -> Iterator[None]:
+    def _failures(self, url: str, deadline_s: float | None, deadline_key: str) -> Iterator[None]:
         """Raise a connection's errors as ``EngineFault``."""
         try:
             yield
         except TimeoutError:
-            limit = f"rollout.{deadline_key} {deadline_s:g} s" if deadline_key else f"{deadline_s:g} s"
+            name = f"rollout.{deadline_key} " if deadline_key else ""
+            limit = f"{SILENT_S} s" if deadline_s is None else f"{name}{deadline_s:g} s"
             raise EngineFault(f"{url} did not answer within {limit}.") from None
         except (OSError, aiohttp.ClientError) as problem:
             raise EngineFault(f"{url} cannot be reached: {describe(problem)}.") from problem

@@ -32,7 +32,8 @@ class ServerRequests:
         client: Calls the servers.
         urls: The servers'.
         first: Index of the server that gets the first request; trainer ranks begin with different ones.
-        deadline_s: For one completion, its waiting included.
+        deadline_s: Longest time in which a server answers none of its requests; those that wait for others may take
+            longer.
         stats: Counts tokens, and the seconds in which any request runs.
     """
 
@@ -54,6 +55,7 @@ class ServerRequests:
         self.is_stopping: Callable[[], bool] = lambda: False
         """Returns whether the run is told to stop; then ``generate`` aborts what is not complete."""
         self._running: dict[str, PendingRequest] = {}
+        self._answered_at: dict[str, float] = {}  # by the server's address, in the loop's time
         self._busy_since = 0.0
         self._done: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
 
@@ -123,16 +125,11 @@ class ServerRequests:
     async def _run(self, pending: PendingRequest) -> Completion:
         server = self._begin(pending)
         try:
-            url, payload = f"{server.url}/{self._backend.generate_route}", self._backend.payload(pending)
-            call = (url, payload, self._deadline_s, "request_deadline_s")
-            if pending.is_streamed:
-                async for event in self._client.stream(*call):
-                    with reading(server.url):
-                        self._backend.receive(pending, event)
-            else:
-                answer = await self._client.call("POST", *call)
-                with reading(server.url):
-                    self._backend.receive(pending, answer)
+            async with asyncio.timeout(self._deadline_s) as pending.limit:
+                await self._receive(server, pending)
+        except TimeoutError:
+            limit = f"rollout.request_deadline_s {self._deadline_s:g} s"
+            raise EngineFault(f"{server.url} did not answer within {limit}, nor another request.") from None
         except asyncio.CancelledError:
             if not pending.is_aborted:
                 raise
@@ -147,8 +144,32 @@ class ServerRequests:
         with reading(server.url):
             return self._backend.completion(pending)
 
+    async def _receive(self, server: Server, pending: PendingRequest) -> None:
+        url, payload = f"{server.url}/{self._backend.generate_route}", self._backend.payload(pending)
+        if pending.is_streamed:
+            async for event in self._client.stream(url, payload):
+                with reading(server.url):
+                    self._backend.receive(pending, event)
+                self._note_answer(server)
+        else:
+            answer = await self._client.call("POST", url, payload, None)
+            with reading(server.url):
+                self._backend.receive(pending, answer)
+            self._note_answer(server)
+
+    def _note_answer(self, server: Server) -> None:
+        """Begin the deadlines of the server's requests anew: it works, and some may wait for others in it."""
+        now = asyncio.get_running_loop().time()
+        if now - self._answered_at.get(server.url, 0.0) < min(WAIT_S, self._deadline_s / 10):
+            return
+        self._answered_at[server.url] = now
+        for pending in self._running.values():
+            if pending.limit is not None and pending.url == server.url and not pending.limit.expired():
+                pending.limit.reschedule(now + self._deadline_s)
+
     def _count(self, pending: PendingRequest) -> None:
         self._stats.num_tokens += len(pending.token_ids)
+        self._stats.aborted += pending.finish_reason == "abort"
         self._stats.preemptions += pending.preemptions
         if pending.cached_prompt_tokens is not None:
             self._stats.prompt_tokens += len(pending.request.prompt_ids)

@@ -49,7 +49,7 @@ class ServerEngine(RolloutEngine):
         urls: Of servers that run already.
         api_key_env: Environment variable of the key of ``urls``.
         start_deadline_s: Longest time for servers to become healthy, in seconds.
-        request_deadline_s: For one completion, from when it is asked for.
+        request_deadline_s: Longest time in which a server answers none of its requests.
         sync_deadline_s: Longest time for each bucket of weights, in seconds.
         data_parallel_size: Copies of the model behind each server that is started here.
     """
