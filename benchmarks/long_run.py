@@ -102,20 +102,33 @@ def log_a_hundred_steps(folder: Path) -> Callable[[], object]:
     return run
 
 
+def keep_rows(folder: Path) -> Callable[[], object]:
+    """What a checkpoint keeps of the files of rows, as the last one of many does: little is new."""
+    from rlplug.recording.provenance import KeptRows
+
+    paths, rows = [folder / "metrics.jsonl", folder / "samples.jsonl"], KeptRows()
+    rows.of(paths)
+    with paths[0].open("r+b") as file:
+        last = file.readlines()[-1]
+        file.write(last * 50)
+    return lambda: rows.of(paths)
+
+
 def resume(folder: Path) -> Callable[[], object]:
-    from rlplug.distributed.checkpoints.resumed_files import cut_back_lines
-    from rlplug.observability.metrics_log import MetricsLog
+    from rlplug.distributed.checkpoints.resumed_files import cut_back_lines, cut_back_metrics
 
     step = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] - 10
 
     def run() -> None:
-        MetricsLog(folder / "metrics.jsonl").cut_back(step)
+        cut_back_metrics(folder / "metrics.jsonl", step)
         cut_back_lines(folder / "samples.jsonl", step)
 
     return run
 
 
-MEASURED: Final = (report, spreadsheet, compare, first_list, page, sample_index, log_a_hundred_steps, resume)
+CHANGES: Final = (log_a_hundred_steps, keep_rows, resume)
+"""What writes to the folder, and gets a copy of it."""
+MEASURED: Final = (report, spreadsheet, compare, first_list, page, sample_index, *CHANGES)
 
 
 def measure(name: str, folder: Path) -> None:
@@ -145,7 +158,7 @@ def main() -> None:
         print("| what | CPU s | wall s | peak MiB | of which imports |\n|---|---:|---:|---:|---:|", file=sys.stderr)
         for each in MEASURED:
             copy = Path(parent) / "copy"
-            if each in (log_a_hundred_steps, resume):
+            if each in CHANGES:
                 shutil.copytree(folder, copy)
             command = [sys.executable, __file__, "--measure", each.__name__, str(copy if copy.exists() else folder)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

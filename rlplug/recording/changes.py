@@ -31,12 +31,7 @@ _DOES_NOT: Final = (
 )
 """Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one
 that a key is below counts; a key below none does not."""
-_OF_OPTIMIZERS: Final = (
-    "model.optimizer.",
-    "model.lr_scheduler",
-    "model.critic.optimizer.",
-    "model.critic.lr_scheduler",
-)
+_OF_OPTIMIZERS: Final = tuple(f"model{of}.{each}" for of in ("", ".critic") for each in ("optimizer.", "lr_scheduler"))
 _MOST_LINES: Final = 20
 
 Effect = Literal["refused", "stops", "allowed", "noted"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import sys
 import sysconfig
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROVENANCE: Final = "provenance"
 """Key of a checkpoint with it."""
-ROWS: Final = "rows"
+ROWS: Final = "row_files"
 """Key of a checkpoint with the rows that the run had written."""
 _MOST_ROW_BYTES: Final = 1 << 25
 _STDLIB: Final = sysconfig.get_path("stdlib")
@@ -50,11 +50,24 @@ def provenance(config: RunConfig, data: PromptDataModule, versions: Mapping[str,
     }
 
 
-def kept_rows(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the compressed bytes, uint8, of files of rows by name, but not of a file that is absent or large."""
-    small = [path for path in paths if path.exists() and path.stat().st_size <= _MOST_ROW_BYTES]
-    packed = {path.name: bytearray(zlib.compress(path.read_bytes(), 1)) for path in small}
-    return {name: torch.frombuffer(data, dtype=torch.uint8) for name, data in packed.items()}
+class KeptRows:
+    """Compressed bytes of files of rows; each checkpoint reads and compresses what is new alone, as one more member."""
+
+    def __init__(self) -> None:
+        self._packed: dict[Path, tuple[int, bytes]] = {}
+
+    def of(self, paths: Iterable[Path]) -> dict[str, Tensor]:
+        """Return the bytes, uint8, by name of the file, but not of a file that is absent or large."""
+        found = {}
+        for path in paths:
+            if path.exists() and (size := path.stat().st_size) <= _MOST_ROW_BYTES:
+                done, packed = self._packed.get(path, (0, b""))
+                with path.open("rb") as file:
+                    file.seek(done if done <= size else 0)  # somebody may have emptied it
+                    packed += gzip.compress(file.read(), 1)
+                    self._packed[path] = file.tell(), packed
+                found[path.name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        return found
 
 
 def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -31,7 +31,7 @@ from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
-from rlplug.recording.provenance import PROVENANCE, ROWS, kept_rows, provenance
+from rlplug.recording.provenance import PROVENANCE, ROWS, KeptRows, provenance
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
@@ -109,7 +109,7 @@ class RunFolder(Callback, RunObserver):
         self.changes: Changes | None = None
         """What has changed since that checkpoint."""
         self._provenance: Mapping[str, Mapping[str, str]] = {}
-        self._kept_rows: Mapping[Path, Any] = {}
+        self._kept_rows, self._restored_rows = KeptRows(), dict[Path, Any]()
         self.cache_note: str | None = None
         """Where compiled code is kept; the command line, which has set the variables, sets it."""
         self.path = Path()
@@ -216,7 +216,7 @@ class RunFolder(Callback, RunObserver):
             step, validation = self._module.rollout_step, self._module.config.validation
             writes_samples, token_log = bool(self.samples_per_step), self._module.token_log
             for line in cut_back(
-                self.path, self._metrics, step, validation, writes_samples, token_log, self._kept_rows
+                self.path, self._metrics, step, validation, writes_samples, token_log, self._restored_rows
             ):
                 say(line)
             self._experiment_log.resumed(step or -1)
@@ -252,10 +252,10 @@ class RunFolder(Callback, RunObserver):
         checkpoint[PROVENANCE] = self._provenance
         self._sync_rows()  # a run that goes on from the checkpoint cannot write them again
         files = [self.path / METRICS, *(file.path for file in self._rows.values())]
-        checkpoint[ROWS] = kept_rows(files if trainer.is_global_zero else [])
+        checkpoint[ROWS] = self._kept_rows.of(files if trainer.is_global_zero else [])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._kept_rows = {self.path / name: rows for name, rows in checkpoint.get(ROWS, {}).items()}
+        self._restored_rows = {self.path / name: rows for name, rows in checkpoint.get(ROWS, {}).items()}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
