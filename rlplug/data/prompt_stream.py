@@ -21,6 +21,8 @@ class TrainingPrompts(ABC):
 
     sources: Sequence[str] = ()
     """Names of the sources of a mixture, which ``Prompt.source`` has; empty otherwise."""
+    may_differ = False
+    """Whether :meth:`load_state_dict` takes the position in other prompts, if it can; a run that resumes sets it."""
 
     @property
     @abstractmethod
@@ -123,10 +125,10 @@ class PromptStream(TrainingPrompts):
         Raises:
             ConfigError: The position was saved for other prompts or another order.
         """
-        from rlplug.data.same_prompts import check_same
+        from rlplug.data.same_prompts import is_same
 
-        check_same(state, self._fingerprint)
-        self.epoch, self.position = state["epoch"], state["position"]
+        goes_on = is_same(state, self._fingerprint, self.may_differ)
+        self.epoch, self.position = (state["epoch"], state["position"]) if goes_on else (state["epoch"] + 1, 0)
         self._order = self._epoch_order()
 
     def _epoch_order(self) -> list[int]:

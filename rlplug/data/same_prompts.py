@@ -19,15 +19,11 @@ _CHANGES: Final = {
 """Description of the change for each part of the fingerprint."""
 
 
-def check_same(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Compare the prompts of a saved position with those of the stream that goes on there.
-
-    Args:
-        state: What ``PromptStream.state_dict`` returned.
-        own: The stream's fingerprint.
+def is_same(state: Mapping[str, Any], own: Mapping[str, Any], may_differ: bool) -> bool:
+    """Return whether a position that ``PromptStream.state_dict`` saved is of prompts with the fingerprint ``own``.
 
     Raises:
-        ConfigError: The position was saved for other prompts or another order.
+        ConfigError: It is of others, or of another order, and they may not differ.
     """
     saved = state["fingerprint"]
     if not _CHANGES.keys() <= saved.keys():
@@ -40,14 +36,18 @@ def check_same(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         # name the first one, the cause: another number of prompts always changes the hashes too
         first = changed[0]
         values = "" if first in ("uids", "token_ids") else f": {saved[first]} then, {own[first]} now"
-        raise ConfigError(
-            f"The checkpoint cannot be resumed on these prompts. What changed is {_CHANGES[first]}{values}. "
-            "Restore what the checkpoint was trained with, or start a new run from its weights."
-        )
-    if saved["answers"] != own["answers"]:
+        what = f"What changed is {_CHANGES[first]}{values}."
+        if not may_differ:
+            raise ConfigError(
+                f"The checkpoint cannot be resumed on these prompts. {what} Restore what the checkpoint was trained "
+                "with, or begin a new pass over these: --run.allow_changes '[data]'."
+            )
+        rank_zero_warn(f"A new pass over the prompts begins: they are others than the checkpoint's. {what}")
+    if saved["answers"] != own["answers"] and not changed:
         rank_zero_warn(
             "data.train has other answers or metadata than when the checkpoint was written: rewards use the new "
             "ones from here on."
         )
     if unused := sorted(state.keys() - {"epoch", "position", "fingerprint"}):
         rank_zero_warn(f"data.train does not use the checkpoint's {', '.join(unused)} any more: left out.")
+    return not changed

@@ -53,7 +53,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             ``reshard_after_forward: false`` a mini-batch gathers once.
         sync_every_micro_batch: Reduce gradients in each micro-batch rather than only in a mini-batch's last: more
             communication, and no gradients of whole parameters are kept in between.
-        timeout_s: Timeout of collectives of tensors, in seconds. For another rank's phase, ranks wait longer.
+        timeout_s: Timeout of collectives of tensors, in seconds; other ranks' phases are waited for longer.
         process_group_backend: ``nccl`` or ``gloo``; by default the one for the accelerator.
     """
 

@@ -154,6 +154,7 @@ class RolloutEngine(ABC):
             process and those that it starts, before ``prepare``.
         context_key: Key that sets :meth:`max_context`, such as ``rollout.max_model_len``, for messages.
         sampling_extra: Options of its library's sampling that it takes in ``SamplingParams.extra``.
+        deciding_options: Its options that change the numbers beyond rounding: a resumed run stops where one differs.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
@@ -161,6 +162,7 @@ class RolloutEngine(ABC):
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
     context_key: str = ""
     sampling_extra: ClassVar[frozenset[str]] = frozenset()
+    deciding_options: Sequence[str] = ()
 
     @classmethod
     def preference(cls, device_type: str) -> int:

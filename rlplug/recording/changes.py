@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,8 +20,6 @@ _REFUSED: Final = {
     "model.critic.optimizer.class_path": "the checkpoint has no state for it",
 }
 """Reason for which a resumed run cannot follow a change of a key."""
-_OF_POSITION: Final = {"num_prompts", "uids", "token_ids", "shuffle", "seed"}
-"""Parts of the fingerprint of prompts without which the position in them means nothing."""
 _DECIDES: Final = ("model", "data", "model.limits.max_grad_norm", "model.limits.on_nonfinite")
 _DOES_NOT: Final = (
     *("data.val", "model.num_steps", "model.validation", "model.limits", "model.memory", "model.optimizations"),
@@ -110,19 +108,20 @@ def changes_since(
     records: tuple[Mapping[str, Mapping[str, str]] | None, Mapping[str, Mapping[str, str]]],
     allowed: Sequence[str] = (),
     needs_weights: bool = True,
+    of_engine: Collection[str] = (),
 ) -> Changes:
     """Compare a checkpoint with the run that resumes from it.
 
     Args:
-        checkpoint: Its folder.
         configs: Configurations of both; empty for a run from Python.
         records: :func:`~rlplug.recording.provenance.provenance` of both; ``None`` where the checkpoint has none.
         allowed: ``run.allow_changes``.
         needs_weights: Whether the run reads weights of model folders that the checkpoint does not hold.
+        of_engine: Options of the engine that decide numbers.
     """
     old, new = records
     same_versions = old is not None and old.get("versions") == new["versions"]
-    rows = [*_of_configs(checkpoint, *configs, same_versions), *_of_records(old or {}, new, needs_weights)]
+    rows = [*_of_configs(checkpoint, *configs, same_versions, of_engine), *_of_records(old or {}, new, needs_weights)]
     rows = [Change(row.key, row.old, row.new, "allowed") if _is_allowed(row, allowed) else row for row in rows]
     return Changes(checkpoint, sorted(rows, key=lambda row: _EFFECTS.index(row.effect)), old is not None)
 
@@ -139,7 +138,7 @@ def _is_allowed(row: Change, allowed: Sequence[str]) -> bool:
 
 
 def _of_configs(
-    checkpoint: Path, old: Mapping[str, Any], new: Mapping[str, Any], same_versions: bool
+    checkpoint: Path, old: Mapping[str, Any], new: Mapping[str, Any], same_versions: bool, of_engine: Collection[str]
 ) -> Iterator[Change]:
     was, now = dict(flat(old)), dict(flat(new))
     changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
@@ -150,14 +149,15 @@ def _of_configs(
             continue  # of another class, all options are others
         reason = _REFUSED.get(key) if in_both and (key != "run.dir" or run_dir_of(checkpoint)) else None
         # another version may have options that there were not
-        decides = _decides(key) and (in_both or same_versions or key.endswith("class_path"))
+        decides = _decides(key, of_engine) and (in_both or same_versions or key.endswith("class_path"))
         effect: Effect = "refused" if reason else "stops" if decides else "noted"
         yield Change(key, was.get(key), now.get(key), effect, reason or "")
 
 
-def _decides(key: str) -> bool:
-    found = [each for each in (*_DECIDES, *_DOES_NOT) if key == each or key.startswith(f"{each}.")]
-    return max(found, key=len, default="") in _DECIDES
+def _decides(key: str, of_engine: Collection[str]) -> bool:
+    deciding = (*_DECIDES, *(f"model.rollout.init_args.{each}" for each in of_engine))
+    found = [each for each in (*deciding, *_DOES_NOT) if key == each or key.startswith(f"{each}.")]
+    return max(found, key=len, default="") in deciding
 
 
 def _of_records(
@@ -167,12 +167,9 @@ def _of_records(
         was, now = old[name], new[name]
         keys = was.keys() & now.keys() if name == "code" else was.keys() | now.keys()  # other code may be imported yet
         for key in sorted(key for key in keys if was.get(key) != now.get(key)):
-            reason, effect = "", _EFFECTS[1]
-            if name == "data" and key.rpartition(".")[2] in _OF_POSITION and key in was and key in now:
-                effect, reason = "refused", "the position in the prompts would mean nothing"
-            elif name in ("data.val", "versions") or (key.endswith(".safetensors") and not needs_weights):
-                effect = "noted"
-            yield Change(f"{name} {key}", was.get(key), now.get(key), effect, reason)
+            unused = key.endswith(".safetensors") and not needs_weights
+            effect: Effect = "noted" if unused or name in ("data.val", "versions") else "stops"
+            yield Change(f"{name} {key}", was.get(key), now.get(key), effect)
 
 
 def _short(value: Any) -> str:

@@ -32,13 +32,7 @@ _BLOCK_BYTES: Final = 1 << 14
 
 
 def provenance(config: RunConfig, data: PromptDataModule, versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return digests and versions by section and name, as a checkpoint keeps them.
-
-    Args:
-        config: Options of the run, whose classes are imported.
-        data: Its prompts, which are read.
-        versions: Those of all installed distributions.
-    """
+    """Return digests and versions by section and name, as a checkpoint keeps them; prompts are read by now."""
     models = {"model.policy": config.policy, "model.reference": config.reference}
     paths = {key: Path(model.path).expanduser() for key, model in models.items() if model is not None}
     return {

@@ -45,11 +45,8 @@ def compare(
     """Compare a checkpoint, whose files are not verified yet, with the run that resumes from it.
 
     Args:
-        checkpoint: Its folder.
         configs: Its configuration, and the run's as YAML; empty and ``None`` for a run from Python.
         record: What the run's numbers come from.
-        config: Options of the run.
-        allowed: ``run.allow_changes``.
     """
     try:
         former = torch.load(checkpoint / OTHERS, weights_only=True).get(PROVENANCE)
@@ -58,7 +55,8 @@ def compare(
     old, new = configs
     both = (old, yaml.safe_load(new)) if old and new else ({}, {})
     needs_weights = config.lora is not None or config.algorithm.needs.reference_policy
-    return changes_since(checkpoint, both, (former, record), allowed, needs_weights)
+    of_engine = config.engine.deciding_options
+    return changes_since(checkpoint, both, (former, record), allowed, needs_weights, of_engine)
 
 
 def cut_back(

@@ -189,6 +189,7 @@ class RunFolder(Callback, RunObserver):
                 problem = self.changes.problem
         if (problem := module.strategy.broadcast(problem)) is not None:
             raise ConfigError(problem)
+        module.data.train_stream.may_differ = "data" in self.allow_changes
 
     def _own_folder(self) -> tuple[Path, str | None]:
         """Return the folder of the run that is resumed, else a new one, locked; or why there is none."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.interfaces.reward import Reward
 from rlplug.types import RewardError, Sample
+from rlplug.types.ranges import Count, check_ranges
 
 FIELDS: Final[dict[str, Callable[[Sample], Any]]] = {
     "prompt": lambda sample: sample.prompt.text,
@@ -33,13 +34,22 @@ class FunctionReward(Reward):
         function: Import path of the function, such as ``my_package.rewards.score``; from Python, any callable.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); the function's name by default.
+        max_calls: Most calls at once, unless ``async``.
 
     Raises:
         ConfigError: The function has a parameter that is neither one of these nor has a default.
     """
 
-    def __init__(self, function: Callable[..., float], weight: float = 1.0, name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., float],
+        weight: float = 1.0,
+        name: str | None = None,
+        max_calls: Count | None = None,
+    ) -> None:
         super().__init__(weight, name or _name_of(function))
+        self.max_calls = max_calls
+        check_ranges(self, "FunctionReward")
         self.function = function
         self._fields = _fields_of(function)
         self.needs_answer = "answer" in (self._fields or ()) and not _accepts_none(function, "answer")

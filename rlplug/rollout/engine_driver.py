@@ -104,9 +104,6 @@ class EngineDriver:
     def sync_weights(self, version: int) -> None:
         """Wake the engine and send it the policy's weights, unless it has them; restart it after a fault. Collective.
 
-        Args:
-            version: Version of the policy.
-
         Raises:
             RunError: A weight is NaN or infinite and FP8 cannot represent it, or the engine cannot restart.
             StopRequested: The run is told to stop.

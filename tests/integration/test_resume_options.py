@@ -58,10 +58,17 @@ def test_model_checkpoint_keeps_the_step_with_the_best_metric(runs: Runs) -> Non
 
 
 def test_a_changed_learning_rate_takes_effect_and_lost_rows_come_back(runs: Runs) -> None:
-    """Alone catches rows of steps before the checkpoint that are gone because a log file was emptied in between."""
+    """Alone catches rows of steps before the checkpoint that are gone because a log file was emptied in between.
+
+    And a run that cannot go on with a row more of data, though that is allowed.
+    """
+    train = (ROOT / "examples" / "quickstart" / "train.jsonl").read_text()
+    longer = runs.folder / "longer.jsonl"
+    longer.write_text(train + train.splitlines()[0].replace("125", "000") + "\n")
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
     options = ["--model.optimizer.init_args.lr", "1e-2", "--model.lr_scheduler", schedule, "--model.num_steps", "6"]
-    options += ["--run.allow_changes", "[model.optimizer, model.lr_scheduler]"]
+    options += ["--data.train.init_args.path", str(longer)]
+    options += ["--run.allow_changes", "[data, model.optimizer, model.lr_scheduler]"]
     run_dir = resume(runs, "rate", *options)
     written = {name: (run_dir / name).read_text() for name in ("metrics.jsonl", "samples.jsonl")}
     for name in written:
@@ -70,6 +77,7 @@ def test_a_changed_learning_rate_takes_effect_and_lost_rows_come_back(runs: Runs
     assert [row["policy/lr"] for row in rows(run_dir)[3:]] == [5e-4, 1e-2 / 16, 1e-2 / 32]
     assert "  allowed  model.optimizer.init_args.lr: 0.0005 -> 0.01\n" in output
     assert "  noted    model.num_steps: 4 -> 6\n" in output
+    assert "A new pass over the prompts begins" in " ".join(output.split())
     assert all((run_dir / name).read_text().startswith(text) for name, text in written.items())
     changes = json.loads((run_dir / "run.json").read_text())["changes"]
     assert [each["what"] for each in changes if each["effect"] == "noted"] == ["model.num_steps: 4 -> 6"]

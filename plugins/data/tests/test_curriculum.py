@@ -168,7 +168,7 @@ def test_a_curriculum_comes_and_goes_and_the_place_stays() -> None:
     with pytest.warns(UserWarning, match="does not use the checkpoint's pass rates"):
         plain.load_state_dict(prompts.state_dict())
     assert plain.take(1) == source().take(9)[-1:]
-    with pytest.warns(UserWarning, match="begins without pass rates"):
+    with pytest.warns(UserWarning, match="no pass rates are known"):
         prompts.load_state_dict(plain.state_dict())
     assert prompts.metrics()["curriculum/unknown"] == 1
 

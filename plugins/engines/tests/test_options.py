@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_type_hints
 
 import pytest
 import torch
-from rlplug_engines.colocated import EngineOptions, PassThrough
+from rlplug_engines.colocated import EngineOptions, PassThrough, deciding
+from rlplug_engines.colocated.options import deciding_options
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights, PolicySpec
@@ -33,11 +34,11 @@ class Options(EngineOptions):
     )
     memory_share: float = 0.5
     kv_cache_dtype: str = "auto"
-    dtype: str = "auto"
+    dtype: str = deciding("auto")
     max_length: int | None = None
     graph_sizes: list[int] | None = None
     tensor_parallel_size: int = 1
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = deciding({})
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,12 @@ def test_dtype_of_the_policy_is_the_default() -> None:
     assert (Options().dtype_name(SPEC), Options().torch_dtype(SPEC)) == ("bfloat16", torch.bfloat16)
     chosen = Options(dtype="float16")
     assert (chosen.dtype_name(SPEC), chosen.torch_dtype(SPEC)) == ("float16", torch.float16)
+
+
+def test_options_that_decide_numbers_are_marked_where_they_are() -> None:
+    """Alone catches a resumed run that goes on with another dtype of the engine, as with another batch of graphs."""
+    assert deciding_options(Options()) == ["dtype", "more"]
+    assert Options().more is not Options().more
 
 
 def test_options_that_are_none_are_left_out() -> None:

@@ -135,3 +135,18 @@ def test_ranks_that_read_different_prompts_end_the_run() -> None:
     require_same_prompts(prompts, lambda items: items * 2, step=3)
     with pytest.raises(RunError, match="step 3: the ranks read different prompts"):
         require_same_prompts(prompts, lambda items: [*items, "other"], step=3)
+
+
+def test_a_new_pass_begins_over_other_prompts_where_they_may_differ() -> None:
+    """Alone catches a run with an added row that cannot be resumed, or goes on at a place that means nothing."""
+    former = PromptStream(numbered_prompts(5), seed=3)
+    former.take(7)
+    stream, fresh = PromptStream(numbered_prompts(6), seed=3), PromptStream(numbered_prompts(6), seed=3)
+    with pytest.raises(ConfigError, match=r"5 then, 6 now.*--run.allow_changes '\[data\]'"):
+        stream.load_state_dict(former.state_dict())
+    stream.may_differ = True
+    with pytest.warns(UserWarning, match=r"A new pass over the prompts begins.*5 then, 6 now"):
+        stream.load_state_dict(former.state_dict())
+    fresh.take(12)  # the passes of the former run
+    assert stream.state_dict() == fresh.state_dict()
+    assert [prompt.uid for prompt in stream.take(6)] == [prompt.uid for prompt in fresh.take(6)]

@@ -75,7 +75,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 def compared(old: Any, new: Any, config: dict[str, Any] = CONFIG, allowed: tuple[str, ...] = ()) -> Changes:
-    return changes_since(CHECKPOINT, (CONFIG, config), (old, new), allowed)
+    return changes_since(CHECKPOINT, (CONFIG, config), (old, new), allowed, of_engine=("dtype", "engine_args"))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,8 @@ def compared(old: Any, new: Any, config: dict[str, Any] = CONFIG, allowed: tuple
         ({"model__optimizer__class_path": "SGD"}, "refused", "model.optimizer.class_path: AdamW -> SGD (cannot change"),
         ({"model__num_steps": 8}, "noted", "model.num_steps: 4 -> 8"),
         ({"model__rollout__init_args__urls": ["http://b"]}, "noted", "urls.0: not set -> http://b"),
+        ({"model__rollout__init_args__dtype": "float16"}, "model.rollout", "init_args.dtype: not set -> float16"),
+        ({"model__rollout__init_args__engine_args": {"a": 1}}, "model.rollout", "engine_args.a: not set -> 1"),
         ({"model__batch__max_tokens_per_gpu": 64}, "noted", "model.batch.max_tokens_per_gpu: not set -> 64"),
     ],
 )
@@ -135,8 +137,8 @@ def test_what_the_configuration_does_not_show(record: Record) -> None:
     check(changes, "data")
     record.prompts = [*PROMPTS, Prompt(uid="a:3", token_ids=(3, 4), text="3", answer="3")]
     changes = compared(old, record.make())
-    assert "  refused  data num_prompts: 3 -> 4" in "\n".join(changes.lines)
-    check(changes, "refused")
+    assert "  stops    data num_prompts: 3 -> 4" in "\n".join(changes.lines)
+    check(changes, "data")
     record.prompts = PROMPTS
 
     weights = record.folder / "model" / "model.safetensors"

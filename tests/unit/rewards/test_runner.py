@@ -233,9 +233,7 @@ def test_a_reward_that_holds_few_calls_keeps_no_other_waiting(make_sample):
             others_are_done.set()
         return 1.0
 
-    few = FunctionReward(slow)
-    few.max_calls = 2
-    runner = RewardRunner([few, FunctionReward(quick)], max_concurrency=8)
+    runner = RewardRunner([FunctionReward(slow, max_calls=2), FunctionReward(quick)], max_concurrency=8)
     assert not any(sample.errors for sample in runner.score([make_sample() for _ in range(16)]))
     assert most == 2
 

@@ -139,10 +139,12 @@ class CurriculumPrompts(TrainingPrompts):
         Raises:
             ConfigError: The state is of other prompts, or its pass rates are damaged.
         """
-        saved = state.get("pass rates")
+        self._prompts.may_differ = self.may_differ
+        is_same = state.get("fingerprint") == self._prompts.state_dict()["fingerprint"]
+        saved = state.get("pass rates") if is_same or not self.may_differ else None
         if saved is not None:
             self._rates.check_state(saved)
         self._prompts.load_state_dict({key: value for key, value in state.items() if key != "pass rates"})
         if saved is None:
-            rank_zero_warn("PassRateCurriculum is new since the checkpoint: it begins without pass rates.")
+            rank_zero_warn("PassRateCurriculum, or its prompts, are new since the checkpoint: no pass rates are known.")
         self._rates.load_state_dict(saved)

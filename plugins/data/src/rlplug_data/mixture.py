@@ -188,6 +188,7 @@ class MixedPrompts(TrainingPrompts):
         try:
             for name, stream in self._streams.items():
                 if name in saved:
+                    stream.may_differ = self.may_differ
                     stream.load_state_dict(saved[name])
         except ConfigError as error:
             for name, stream in self._streams.items():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
-from rlplug_engines.colocated import AdviceKeys, EngineOptions, PassThrough
+from rlplug_engines.colocated import AdviceKeys, EngineOptions, PassThrough, deciding
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
@@ -122,8 +122,8 @@ class SGLangOptions(EngineOptions):
     max_num_batched_tokens: int | None = None
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
-    kv_cache_dtype: str = "auto"
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    kv_cache_dtype: str = deciding("auto")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = deciding("auto")
     context_length: int | None = None
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
@@ -137,7 +137,7 @@ class SGLangOptions(EngineOptions):
     tensor_parallel_size: int = 1
     seed: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "error"
-    server_args: dict[str, Any] = field(default_factory=dict)
+    server_args: dict[str, Any] = deciding({})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from rlplug_engines.colocated import EngineOptions, EngineStats, PassThrough
+from rlplug_engines.colocated import EngineOptions, EngineStats, PassThrough, deciding
 from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
@@ -86,10 +86,10 @@ class TRTLLMOptions(EngineOptions):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     free_gpu_memory_fraction: float | None = None
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: str = deciding("auto")
     enable_block_reuse: bool = True
     tokens_per_block: int | None = None
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = deciding("auto")
     context_length: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
@@ -102,7 +102,7 @@ class TRTLLMOptions(EngineOptions):
     tensor_parallel_size: int = 1
     moe_tensor_parallel_size: int | None = None
     moe_expert_parallel_size: int | None = None
-    llm_args: dict[str, Any] = field(default_factory=dict)
+    llm_args: dict[str, Any] = deciding({})
 
     share_key: ClassVar[str] = "free_gpu_memory_fraction"
     context_key: ClassVar[str] = "context_length"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 import torch
@@ -13,6 +13,7 @@ from rlplug_engines.colocated import (
     EngineOptions,
     PassThrough,
     SupportedVersions,
+    deciding,
     declared_fields,
     package_folder,
 )
@@ -103,8 +104,8 @@ class VLLMOptions(EngineOptions):
 
     gpu_memory_utilization: float = 0.5
     kv_cache_gib: float | None = None
-    kv_cache_dtype: str = "auto"
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    kv_cache_dtype: str = deciding("auto")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = deciding("auto")
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -114,7 +115,7 @@ class VLLMOptions(EngineOptions):
     cudagraph_capture_sizes: list[int] | None = None
     tensor_parallel_size: int = 1
     seed: int = 0
-    engine_args: dict[str, Any] = field(default_factory=dict)
+    engine_args: dict[str, Any] = deciding({})
 
     def advice_keys(self, on_gpu: bool = True) -> AdviceKeys:
         keys = super().advice_keys(on_gpu)

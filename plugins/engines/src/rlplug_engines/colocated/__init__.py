@@ -10,7 +10,7 @@ from rlplug_engines.colocated.finish_reasons import as_finish_reason
 from rlplug_engines.colocated.loop import EngineLoop
 from rlplug_engines.colocated.loop_requests import LoopRequests
 from rlplug_engines.colocated.memory import EngineSizes, MemoryAdvice, MemoryBefore
-from rlplug_engines.colocated.options import SHARED_NAMES, EngineOptions, PassThrough
+from rlplug_engines.colocated.options import SHARED_NAMES, EngineOptions, PassThrough, deciding
 from rlplug_engines.colocated.process import EngineProcess
 from rlplug_engines.colocated.random_state import preserved_rng
 from rlplug_engines.colocated.requests import EngineRequests, RunningRequest, arrivals
@@ -43,6 +43,7 @@ __all__ = [
     "arrivals",
     "as_finish_reason",
     "check_tokens",
+    "deciding",
     "declared_fields",
     "environment_variables",
     "experts_of_request",

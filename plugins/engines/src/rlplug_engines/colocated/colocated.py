@@ -19,7 +19,7 @@ from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_engines.colocated.memory import MemoryAdvice, MemoryBefore, start_failure
-from rlplug_engines.colocated.options import EngineOptions
+from rlplug_engines.colocated.options import EngineOptions, deciding_options
 from rlplug_engines.colocated.requests import EngineRequests
 from rlplug_engines.colocated.stats import EngineStats
 from rlplug_engines.fp8_engine_checks import check_fp8_fits
@@ -51,6 +51,7 @@ class TrackedEngine(RolloutEngine):
     def __init__(self, options: EngineOptions, caches_prefixes: bool, generate_deadline_s: float) -> None:
         self.options = options
         self.generate_deadline_s = generate_deadline_s
+        self.deciding_options = deciding_options(options)
         self._requests: EngineRequests[Any] | None = None
         self.capabilities = replace(self.capabilities, multi_turn=caches_prefixes)
         self.context_key = f"rollout.{options.written(options.context_key)}"

@@ -2,7 +2,7 @@
 
 # no postponed annotations: jsonargparse evaluates those of a base class among the names of the subclass's module
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final
 
 import torch
@@ -19,6 +19,17 @@ SHARED_NAMES: Final = {
 }
 """Names that every engine takes beside its own, so that a run changes its engine in one line: those of vLLM, which verl
 and TRL use too. Keys are the attributes of :class:`EngineOptions` that name an engine's own options."""
+
+
+def deciding(default: Any) -> Any:
+    """Return a field of :class:`EngineOptions` whose option decides the numbers beyond rounding; a dict is copied."""
+    given = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    return field(**given, metadata={"decides": True})
+
+
+def deciding_options(options: Any) -> list[str]:
+    """Return the names of the options that :func:`deciding` marks."""
+    return [each.name for each in fields(options) if each.metadata.get("decides")]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import drain
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_engines.colocated.options import EngineOptions
+from rlplug_engines.colocated.options import EngineOptions, deciding_options
 from rlplug_engines.colocated.stats import EngineStats
 from rlplug_engines.fp8_engine_checks import check_fp8_fits
 from rlplug_engines.servers.api_processes import APIProcesses
@@ -78,6 +78,7 @@ class ServerEngine(RolloutEngine):
         self.request_deadline_s = request_deadline_s
         self.sync_deadline_s = sync_deadline_s
         self.data_parallel_size = data_parallel_size
+        self.deciding_options = deciding_options(options)
         self._labels = self.backend_class.labels
         self._processes: ServerProcesses | None = None
         self._client: HTTPClient | None = None
