@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, Job, run_job, samples
+from experts_model import make_experts_model
 
 from rlplug.cli.configuration.option_checks import SECTIONS
 from rlplug.observability.metrics_log import read_metrics
@@ -35,6 +36,8 @@ class Feature:
     arguments: Sequence[str]
     promise: Callable[[Rows, Path], bool] = lambda rows, run: True
     """Whether the two rows of metrics and the run's folder are as they should be."""
+    resumes: bool = False
+    """Whether the second step is taken again, from the checkpoint of the first."""
 
 
 def _schedule(rows: Rows, run: Path) -> bool:
@@ -99,6 +102,37 @@ FEATURES = {
         ["--checkpoint.asynchronous", "true", "--checkpoint.every_n_steps", "1"],
         lambda rows, run: (run / "checkpoints" / "step-00000002").is_dir(),
     ),
+    "resume": Feature(["--checkpoint.every_n_steps", "1"], resumes=True),
+    "early end": Feature(
+        [
+            *("--model.num_steps", "9", "--trainer.callbacks+"),
+            '{"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "step", '
+            '"mode": "max", "stopping_threshold": 1.5}}',
+        ],
+        lambda rows, run: (
+            (run / "checkpoints" / "step-00000002").is_dir()
+            and json.loads((run / "run.json").read_text())["message"].startswith("ended after step 2 of 9")
+        ),
+    ),
+    "asynchronous": Feature(
+        [
+            *("--model.rollout", "streaming_parts.BesideTheTrainer", "--model.algorithm.correction", "{}"),
+            *("--model.partial_rollout", "{asynchronous: true, max_staleness: 1}"),
+        ],
+        lambda rows, run: all(row["partial/staleness_max"] <= 1 for row in rows),
+    ),
+    "several turns": Feature(
+        [
+            *("-c", "configs/hidden_digit.yaml", *SMALL[3:], "--model.num_steps", "2"),
+            *("--model.policy.path", "examples/hidden_digit/model"),
+            *("--data.val", "{class_path: FileSource, init_args: {path: examples/hidden_digit/train.jsonl}}"),
+        ],
+        lambda rows, run: all(1 < row["turns/mean"] <= 4 for row in rows),
+    ),
+    "router replay": Feature(
+        ["--model.policy.path", "experts/model", "--model.policy.init", "pretrained", "--model.router_replay", "true"],
+        lambda rows, run: all(row["mismatch/mean"] < 1e-4 for row in rows),
+    ),
     "best policy": Feature(
         [
             "--trainer.callbacks+",
@@ -110,19 +144,31 @@ FEATURES = {
 }
 """Features by name: what switches each on, and what it promises."""
 
+EXACT = ("loss", "reward/mean", "completion/num_tokens")
+"""Metrics that a resumed run has as the undisturbed one."""
+
 REFUSED: dict[frozenset[str], str] = {}
 """Pairs that a run refuses before a model is loaded, and what the message names."""
 
-SAME_KEY = [{"critic", "critic warm-up"}, {"critic", "dynamic sampling"}, {"critic warm-up", "dynamic sampling"}]
+SAME_KEY = [
+    *({"critic", "critic warm-up"}, {"critic", "dynamic sampling"}, {"critic warm-up", "dynamic sampling"}),
+    *({"asynchronous", "partial rollout"}, {"several turns", "router replay"}),
+]
 """Features that are values of one key."""
 PAIRS = [pair for pair in itertools.combinations(FEATURES, 2) if set(pair) not in SAME_KEY]
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a mixture of experts, which the features' ``experts/model`` stands for."""
+    return str(make_experts_model(tmp_path_factory.mktemp("experts") / "model"))
+
+
 @pytest.mark.parametrize(("one", "other"), samples(PAIRS, ("lora", "kl penalty"), ("critic warm-up", "schedule")))
-def test_two_features_keep_their_promises(tmp_path: Path, one: str, other: str) -> None:
+def test_two_features_keep_their_promises(tmp_path: Path, experts: str, one: str, other: str) -> None:
     """Alone catches features that are right alone: a reference that is not the first policy, a rate that goes on."""
     ordered = sorted((one, other), key=lambda name: "-c" not in FEATURES[name].arguments)
-    arguments = [word for name in ordered for word in FEATURES[name].arguments]
+    arguments = [word.replace("experts/model", experts) for name in ordered for word in FEATURES[name].arguments]
     result = run_job(Job([*RUN, *arguments, "--run.dir", str(tmp_path)]), tmp_path / "log")
     if named := REFUSED.get(frozenset((one, other))):
         assert result.exit_code == 2, result.output[-3000:]
@@ -133,6 +179,16 @@ def test_two_features_keep_their_promises(tmp_path: Path, one: str, other: str) 
     assert [row["step"] for row in rows] == [1, 2]
     for name in (one, other):
         assert FEATURES[name].promise(rows, tmp_path / "001"), (name, rows)
+    if any(FEATURES[name].resumes for name in (one, other)):
+        resumed = Job(["fit", "--resume", str(tmp_path / "001" / "checkpoints" / "step-00000001")])
+        result = run_job(resumed, tmp_path / "log")
+        assert result.exit_code == 0, result.output[-3000:]
+        again = read_metrics(tmp_path / "001" / "metrics.jsonl")
+        assert [row["step"] for row in again] == [1, 2]
+        for name in (one, other):
+            assert FEATURES[name].promise(again, tmp_path / "001"), (name, again)
+        if "asynchronous" not in (one, other):  # what it generates depends on time
+            assert {name: again[1][name] for name in EXACT} == {name: rows[1][name] for name in EXACT}
 
 
 # ---- every documented value ------------------------------------------------------------------------------------------
