@@ -1,38 +1,23 @@
-"""Generates wrong configurations from right ones, and says how ``rlplug fit`` ends with each, up to loading a model.
+"""Generates wrong configurations from right ones, and runs each up to loading a model.
 
 python tests/integration/config_mutations.py [--bases "" grpo] [--share 0.1] [--seed 0] > report.txt
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import contextlib
 import copy
 import functools
 import io
-import json
 import os
-import random
 import re
-import select
-import signal
-import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import yaml
-
-ROOT = Path(__file__).parents[2]
-LIMIT_S: Final = 60.0
-"""Seconds after which a command line counts as hanging."""
-LOADS: Final = 77
-"""Exit code of a command line that would load a model now, so was accepted."""
+from wrong_command_lines import ROOT, main
 
 BASES: Final = ("", *sorted(path.stem for path in (ROOT / "configs" / "algo").glob("*.yaml")))
 """Algorithms whose configurations are mutated, and the quickstart alone."""
@@ -91,27 +76,6 @@ class Case:
             return True
         named = ("config.yaml", "/dev/zero") if not self.key else (last, *parts[-2:-1] * (parts[-2:-1] != ["model"]))
         return any(name.lower() in message.lower() for name in named)
-
-
-class WrongRun(Protocol):
-    """What :func:`run` runs."""
-
-    @property
-    def name(self) -> str: ...
-
-    def arguments(self) -> list[str]: ...
-
-    def is_named(self, message: str) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a command line ended."""
-
-    case: WrongRun
-    kind: str
-    """``message``, ``traceback``, ``accepted``, ``no key`` or ``hang``."""
-    output: str
 
 
 def resolved(base: str) -> dict[str, Any]:
@@ -230,59 +194,6 @@ def _duplicate(config: dict[str, Any], path: tuple[str, ...]) -> bytes:
     return re.sub(r"(?m)^(\s*)TWICE:", rf"\g<1>{path[-1]}:", twice).encode()
 
 
-def run(case: WrongRun, until: str = "build_models") -> Ending:
-    """Run ``rlplug fit`` in a fork of this process, which has the imports, until it would call ``until``."""
-    reader, writer = os.pipe()
-    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        pid = os.fork()
-        if pid == 0:
-            _child(case, Path(folder), writer, until)
-        os.close(writer)
-        output, in_time = _read(reader)
-        os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL) if not in_time else None
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return Ending(case, kind_of(case, code, output) if in_time else "hang", output)
-
-
-def _read(reader: int) -> tuple[str, bool]:
-    """Return what a process printed, and whether it ended in time."""
-    end, parts = time.monotonic() + LIMIT_S, []
-    while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
-        if not (part := os.read(reader, 1 << 16)):
-            return b"".join(parts).decode(errors="replace"), True
-        parts.append(part)
-    return b"".join(parts).decode(errors="replace"), False
-
-
-def _child(case: WrongRun, folder: Path, writer: int, until: str) -> None:
-    """Run the command line, and end this process."""
-    code = 70
-    try:
-        for descriptor in (1, 2):
-            os.dup2(writer, descriptor)
-        os.close(writer)
-        os.chdir(folder)
-        for name in ("examples", "tests", "configs"):
-            os.symlink(ROOT / name, name)
-        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
-        sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
-        sys.path.insert(0, str(folder))
-        import rlplug.setup.start
-        from rlplug.cli.main import main
-
-        owner = rlplug.setup.start if until == "build_models" else rlplug.setup.start.RunModule
-        setattr(owner, until, lambda *_, **__: os._exit(LOADS))
-        code = main(case.arguments())
-    except SystemExit as ending:
-        code = 71 if ending.code else 72
-    except BaseException:  # noqa: BLE001 - any of them is what the case found
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
 def _write(case: Case) -> str:
     if case.change == "(/dev/zero)":
         return "/dev/zero"
@@ -299,52 +210,5 @@ def _write(case: Case) -> str:
     return str(path)
 
 
-def kind_of(case: WrongRun, code: int, output: str) -> str:
-    """Classify an ending: one message, that names what is wrong, or something else."""
-    if code == LOADS or code == 0:
-        return "accepted"
-    if "Traceback" in output or code not in (1, 2) or output.count("rlplug: ") != 1:
-        return "traceback"
-    message = output[output.index("rlplug: ") :]
-    if len(message) > 1500 or message.count("\n") > 6:
-        return "long message"
-    return "message" if case.is_named(message) else "no key"
-
-
-def import_all() -> None:
-    """Import what command lines need, on one thread, so that forks begin with it."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    os.chdir(ROOT)
-    import fork_server
-
-    fork_server.import_all()
-
-
-def main(generate: Callable[[tuple[str, ...]], Iterator[WrongRun]] = cases, until: str = "build_models") -> None:
-    """Run the generated cases that the options choose, and print how each ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bases", nargs="*", default=BASES, help="names in configs/algo; empty for the quickstart")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="run each case whose number is A modulo B")
-    parser.add_argument("--match", default="", help="only cases whose name matches this expression")
-    options = parser.parse_args()
-    import_all()
-    draw = random.Random(options.seed)
-    part, num_parts = options.part
-    chosen = [
-        case
-        for number, case in enumerate(generate(tuple(options.bases)))
-        if draw.random() < options.share and re.search(options.match, case.name) and number % num_parts == part
-    ]
-    counts: collections.Counter[str] = collections.Counter()
-    for case in chosen:
-        ending = run(case, until)
-        counts[ending.kind] += 1
-        print(json.dumps({"kind": ending.kind, "case": case.name, "output": ending.output[-3000:]}), flush=True)
-    print(json.dumps(counts), file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    main(cases, BASES, "build_models")

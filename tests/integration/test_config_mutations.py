@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from forked import run_forked
+from wrong_command_lines import faults
 
 LEGAL = {
     "blank|null": r"accelerator|callbacks|chat|clip_dual|correction|critic|devices|environment|foreach|fused|kl_target"
@@ -31,23 +28,13 @@ LEGAL = {
 """Expressions for changes, and for the keys (the last part) that may take them."""
 
 
+TABLE = "config_mutations.py"
+
+
 def is_legal(case: str) -> bool:
     _, key, change = case.split(": ", 2)
     last = key.rpartition(".")[2] if key != "(file)" else ""
     return any(re.fullmatch(changes, change) and re.fullmatch(names, last) for changes, names in LEGAL.items())
-
-
-def faults(*options: str, timeout: float) -> tuple[int, list[str]]:
-    """Return the number of generated cases, and those that do not end as they should."""
-    script = Path(__file__).with_name("config_mutations.py")
-    done = run_forked([sys.executable, script, *options], timeout=timeout, check=True)
-    endings = [json.loads(line) for line in done.stdout.splitlines()]
-    bad = [
-        f"{ending['kind']}: {ending['case']}: {ending['output'][-600:]}"
-        for ending in endings
-        if ending["kind"] != "message" and not (ending["kind"] == "accepted" and is_legal(ending["case"]))
-    ]
-    return len(endings), bad
 
 
 def test_a_sample_of_wrong_configurations() -> None:
@@ -55,7 +42,7 @@ def test_a_sample_of_wrong_configurations() -> None:
 
     Of the quickstart and one algorithm: those of all algorithms are resolved and changed every night.
     """
-    tried, bad = faults("--bases", "", "ppo", "--share", "0.002", "--seed", "1", timeout=120)
+    tried, bad = faults(TABLE, is_legal, "--bases", "", "ppo", "--share", "0.002", "--seed", "1", timeout=120)
 
     assert tried > 4
     assert not bad, "\n".join(bad)
@@ -63,7 +50,7 @@ def test_a_sample_of_wrong_configurations() -> None:
 
 def test_every_wrong_file() -> None:
     """Alone catches a file that is read without a limit, or in another encoding, or with a key twice."""
-    tried, bad = faults("--bases", "", "--match", r"\(file\)", timeout=120)
+    tried, bad = faults(TABLE, is_legal, "--bases", "", "--match", r"\(file\)", timeout=120)
 
     assert tried > 25
     assert not bad, "\n".join(bad)
@@ -74,7 +61,7 @@ def test_every_wrong_file() -> None:
 @pytest.mark.parametrize("part", range(8))
 def test_every_wrong_configuration(part: int) -> None:
     """In parts, of 12 minutes of a core each: a night that is cut short says how far it came."""
-    tried, bad = faults("--part", str(part), "8", timeout=3600)
+    tried, bad = faults(TABLE, is_legal, "--part", str(part), "8", timeout=3600)
 
     assert tried > 1000
     assert not bad, "\n".join(bad)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from forked import run_forked
+from wrong_command_lines import faults
 
 LEGAL = (
     r"model: \S+ {\"(architectures|transformers_version|pretraining_tp|use_cache|(bos|eos|pad)_token_id)\": .*",
@@ -20,20 +17,11 @@ LEGAL = (
     r"file: (tokenizer_config|generation_config)\.json {}",
 )
 """Expressions for faults that change nothing of a run."""
+TABLE = "wrong_inputs.py"
 
 
-def faults(*options: str, timeout: float) -> tuple[int, list[str]]:
-    """Return the number of generated cases, and those that do not end as they should."""
-    script = Path(__file__).with_name("wrong_inputs.py")
-    done = run_forked([sys.executable, script, *options], timeout=timeout, check=True)
-    endings = [json.loads(line) for line in done.stdout.splitlines()]
-    bad = [
-        f"{ending['kind']}: {ending['case']}: {ending['output'][-600:]}"
-        for ending in endings
-        if ending["kind"] != "message"
-        and not (ending["kind"] == "accepted" and any(re.fullmatch(legal, ending["case"]) for legal in LEGAL))
-    ]
-    return len(endings), bad
+def is_legal(case: str) -> bool:
+    return any(re.fullmatch(legal, case) for legal in LEGAL)
 
 
 def test_a_fifth_of_the_wrong_inputs_of_parsing() -> None:
@@ -43,7 +31,7 @@ def test_a_fifth_of_the_wrong_inputs_of_parsing() -> None:
     """
     seed = str(random.SystemRandom().randrange(1 << 30))
     kinds = "^(misspelt|module|name|nothing)"
-    tried, bad = faults("--match", kinds, "--share", "0.1", "--seed", seed, timeout=300)
+    tried, bad = faults(TABLE, is_legal, "--match", kinds, "--share", "0.1", "--seed", seed, timeout=300)
 
     assert tried > 5
     assert not bad, "\n".join([f"seed {seed}", *bad])
@@ -53,7 +41,7 @@ def test_a_fifth_of_the_wrong_inputs_of_parsing() -> None:
 @pytest.mark.timeout(1860)
 @pytest.mark.parametrize("part", range(2))
 def test_every_wrong_input(part: int) -> None:
-    tried, bad = faults("--part", str(part), "2", timeout=1800)
+    tried, bad = faults(TABLE, is_legal, "--part", str(part), "2", timeout=1800)
 
     assert tried > 200
     assert not bad, "\n".join(bad)

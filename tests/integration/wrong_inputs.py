@@ -1,4 +1,4 @@
-"""Generates runs whose files, classes or parts are wrong, by kind, and says how ``rlplug fit`` ends with each.
+"""Generates runs whose files, classes or parts are wrong, by kind, and runs each up to its first step.
 
 ``config_mutations`` has wrong values of the configuration; these are right ones that name something wrong.
 
@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import config_mutations
-from config_mutations import ROOT
+from wrong_command_lines import ROOT, main
 
 REWARD: Final = "examples.quickstart.reward.digits_in_place"
 SMALL: Final = (
@@ -71,7 +70,7 @@ NAMES: Final = ("a/b", "../../x", "a\nb", "a,b", "<b>x</b>", "a b", "a" * 500, "
 
 @dataclass(frozen=True)
 class WrongInput:
-    """A run with a fault: the interface of ``config_mutations.Case``."""
+    """A run with a fault: a ``wrong_command_lines.WrongRun``."""
 
     kind: str
     fault: str
@@ -198,4 +197,4 @@ def _module(text: str, arguments: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    config_mutations.main(lambda _: cases(), "start_run")
+    main(lambda _: cases(), (), "start_run")
