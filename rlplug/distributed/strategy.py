@@ -93,6 +93,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             )
         sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
         self._join_ranks()
+        assert self._timeout is not None
         deadline_s = getattr(self.lightning_module, "phase_deadline_s", self._timeout.total_seconds())
         self.waiting_time = waiting_time(deadline_s)
         if self.world_size > 1:
