@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 TAIL_BYTES: Final = 1 << 16
 
@@ -49,6 +52,27 @@ class ChildProcess(subprocess.Popen[bytes]):
                 os.killpg(self.pid, 0)
                 time.sleep(0.05)
         return self.wait()
+
+
+def ended_rank(store: Any, world_size: int, wait_s: float) -> str:
+    """Return which rank of this host, whose process ``store`` names, has ended, or ends in ``wait_s`` seconds."""
+    ends_at = time.monotonic() + wait_s
+    try:
+        processes = [store.get(f"process/{rank}").decode().split(" ") for rank in range(world_size)]
+    except RuntimeError:  # it has gone with the process that had it
+        return "rank 0, or torchrun's agent,"
+    while time.monotonic() < ends_at:
+        for rank, (host, pid) in enumerate(processes):
+            if host == socket.gethostname() and not _runs(int(pid)):
+                return f"rank {rank}, process {pid},"
+        time.sleep(0.1)
+    return "another rank"
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def ending(status: int) -> str:

@@ -10,11 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
-import psutil
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -111,28 +109,12 @@ def lost_rank(error: BaseException) -> str | None:
     is_lost = has_ranks and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST_PEER)
     if not is_lost and not isinstance(error, dist.DistError):
         return None
-    return f"{_ended_rank()} has ended, and this one with it. {RESUME}"
+    name = "another rank"
+    if has_ranks:
+        from rlplug.distributed.child_process import ended_rank
 
-
-def _ended_rank() -> str:
-    """Return which rank of this host has ended, or ``another rank`` where none of them has soon."""
-    store, ends_at = dist.distributed_c10d._get_default_store(), time.monotonic() + GRACE_S
-    try:
-        processes = [store.get(f"process/{rank}").decode().split(" ") for rank in range(dist.get_world_size())]
-    except RuntimeError:  # it has gone, with rank 0 unless it is torchrun's
-        return "another rank" if os.environ.get(AGENT_STORE) == "True" else "rank 0"
-    while time.monotonic() < ends_at:
-        for rank, (host, pid) in enumerate(processes):
-            if host == socket.gethostname() and not _runs(int(pid)):
-                return f"rank {rank}, process {pid},"
-        time.sleep(0.1)
-    return "another rank"
-
-
-def _runs(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
+        name = ended_rank(dist.distributed_c10d._get_default_store(), dist.get_world_size(), GRACE_S)
+    return f"{name} has ended, and this one with it. {RESUME}"
 
 
 # ---- the store in which ranks find each other ---------------------------------------------------------------------
