@@ -104,11 +104,7 @@ class StopSignal:
         return self._wanted is not None
 
     def agree(self, gather: Callable[[list[int]], list[int]]) -> bool:
-        """Return whether any rank was told to stop, the same on all ranks. Collective.
-
-        Args:
-            gather: Returns the concatenation of all ranks' lists.
-        """
+        """Return whether any rank was told to stop, the same on all ranks, whose lists ``gather`` joins. Collective."""
         found = gather([] if self._wanted is None else [self._wanted])
         if found:
             self.number = max(found)  # SIGTERM before Ctrl-C

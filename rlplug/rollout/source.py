@@ -213,9 +213,6 @@ class RolloutSource:
     def finish_held_out(self, num_samples: int) -> list[Sample] | None:
         """Wait for the prompts of :meth:`begin_held_out`, and return this rank's share of their samples. Collective.
 
-        Args:
-            num_samples: Samples per prompt.
-
         Returns:
             ``None`` where an engine failed, and the weights with which the rest would be generated are gone.
 
