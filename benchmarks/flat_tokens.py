@@ -76,7 +76,7 @@ def measure(workload: str) -> dict[str, float]:
     advantages = torch.randn(len(lengths), generator=random)
     batch = batch.with_advantages(advantages) if is_flat else batch.replace(advantages=advantages)
     plan = BatchPlan(BatchSizes(len(lengths) // 8 or 1, 8 if len(lengths) > 8 else 1), 1, longest=32_768)
-    parts = [each.indices for each in plan.micro_batches(range(len(lengths)), lengths, 0)]
+    parts = [each.indices for each in plan.passes(range(len(lengths)), lengths)[0]]
     parts = parts if workload == "long tail" else [tuple(range(len(lengths)))]
     largest = [0]
 

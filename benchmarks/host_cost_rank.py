@@ -218,7 +218,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     with phases.phase("plan"):
         rows = StepRows(batch, strategy)
         indices = plan.mini_batches(rows.num_sequences, 0, 0)[0]
-        plan.micro_batches(indices, rows.lengths, strategy.data_rank)
+        plan.passes(indices, rows.lengths)
     with phases.phase("exchange"):
         fetched = runner.fetch(rows, indices, "update")
     with phases.phase("load"):

@@ -25,6 +25,7 @@ _DOES_NOT: Final = (
     *("data.val", "model.num_steps", "model.validation", "model.limits", "model.memory", "model.optimizations"),
     *("model.weight_sync.bucket_mib", "model.rollout.init_args", "model.batch.max_tokens_per_gpu"),
     *("model.batch.max_tokens_per_gpu_forward", "model.batch.micro_batch_size_per_gpu", "model.batch.share_prefixes"),
+    "model.critic.max_tokens_per_gpu",
     "model.trainer",  # of another one the weights have other names, which their reader refuses
 )
 """Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one

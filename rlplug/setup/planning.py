@@ -84,14 +84,11 @@ def plan_run(
     text_config = read_config(config.policy.path, "model.policy").get_text_config()
     make = plugins().hook.rlplug_make_row_layout
     layout = make(config=config, mesh=mesh, on_gpu=gpu is not None) if config.batch.share_prefixes else None
+    cost = attention_cost(text_config)
+    critic_tokens = None if config.critic is None else config.critic.max_tokens_per_gpu
+    data_size, sequence_size = mesh.data_size, mesh.sequence
     batch = BatchPlan(
-        config.batch,
-        mesh.world_size,
-        data_size=mesh.data_size,
-        sequence_size=mesh.sequence,
-        longest=longest,
-        quadratic_cost=attention_cost(text_config),
-        layout=layout,
+        config.batch, mesh.world_size, data_size, sequence_size, longest, cost, layout, critic_tokens=critic_tokens
     )
     num_prompts = data.train_stream.num_prompts
     check_streamed_prompts(config, num_prompts is None)

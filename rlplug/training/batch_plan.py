@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     Bundle: TypeAlias = tuple[tuple[int, ...], int, float]
     """Rows that one pass computes together, its tokens and its pairs of tokens."""
 
-PassKind = Literal["update", "forward"]
-"""``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
+PassKind = Literal["update", "forward", "critic_update", "critic_forward"]
+"""``update``: forward and backward passes. ``forward``: nothing is trained. Of a critic's own trunk, its own."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
-TOKEN_BUDGETS = ("max_tokens_per_gpu", "max_tokens_per_gpu_forward")
+_BUDGET = "max_tokens_per_gpu"
+TOKEN_BUDGETS = (f"model.batch.{_BUDGET}", f"model.batch.{_BUDGET}_forward", f"model.critic.{_BUDGET}")
 
 _schedule = functools.lru_cache(maxsize=2)(schedule)
 """A step's passes over policy, reference and critic cut the same rows, each with its own call."""
@@ -52,7 +53,7 @@ class BatchSizes:
         max_tokens_per_gpu: Tokens, of prompts and completions, per forward and backward pass of one rank. By default
             16384, or twice a rank's part of the longest possible sequence where that is more.
         max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
-            values. By default twice ``max_tokens_per_gpu``, because no activations are kept.
+            values. By default twice ``max_tokens_per_gpu``.
         share_prefixes: Compute a prompt once for all of its completions, where a plugin can.
     """
 
@@ -90,6 +91,7 @@ class BatchPlan:
         quadratic_cost: A sequence of n tokens is taken to cost ``n + quadratic_cost * n**2``; see
             :func:`rlplug.models.shape.attention_cost`.
         layout: Computes tokens that rows share once; by default each row has its own.
+        critic_tokens: Token budget of a critic's updates; by default its passes have the policy's.
 
     Raises:
         ConfigError: A size does not divide as it must, or is too small; the message names values that work.
@@ -104,6 +106,7 @@ class BatchPlan:
         longest: int | None = None,
         quadratic_cost: float = 0.0,
         layout: RowLayout | None = None,
+        critic_tokens: int | None = None,
     ) -> None:
         self.world_size = world_size
         self.data_size = world_size if data_size is None else data_size
@@ -115,17 +118,21 @@ class BatchPlan:
         self.num_epochs = sizes.num_epochs
         self.num_completions = sizes.prompts_per_step * sizes.group_size
         self.mini_batch_size = self.num_completions if sizes.mini_batch_size is None else sizes.mini_batch_size
-        self._check(sizes)
+        given = (sizes.max_tokens_per_gpu, sizes.max_tokens_per_gpu_forward, critic_tokens)
+        self._check(sizes, given)
         self.num_mini_batches = self.num_completions // self.mini_batch_size
         self.micro_batch_size = sizes.micro_batch_size_per_gpu
         self.max_tokens: dict[PassKind, int] = {}
         """Token budget of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
+        self.has_critic_budget = critic_tokens is not None
         if self.micro_batch_size is None:
             update = sizes.max_tokens_per_gpu or default_budget(longest or 0, sequence_size)
-            self.max_tokens = {"update": update, "forward": sizes.max_tokens_per_gpu_forward or 2 * update}
+            forward = sizes.max_tokens_per_gpu_forward or 2 * update
+            own = (critic_tokens, 2 * critic_tokens) if critic_tokens else (update, forward)
+            self.max_tokens = {"update": update, "forward": forward, "critic_update": own[0], "critic_forward": own[1]}
             self._check_longest(longest or 0)
 
-    def _check(self, sizes: BatchSizes) -> None:
+    def _check(self, sizes: BatchSizes, budgets: tuple[int | None, ...]) -> None:
         if sizes.prompts_per_step % self.world_size:
             below = sizes.prompts_per_step // self.world_size * self.world_size
             nearest = _nearest(sizes.prompts_per_step, [size for size in (below, below + self.world_size) if size])
@@ -141,21 +148,19 @@ class BatchPlan:
                 f"and be at least {self.data_size}, one a rank. "
                 f"Nearest that do: {_nearest(self.mini_batch_size, valid)}."
             )
-        for name in TOKEN_BUDGETS:
-            if sizes.micro_batch_size_per_gpu is not None and getattr(sizes, name) is not None:
-                raise ConfigError(
-                    f"model.batch.micro_batch_size_per_gpu and model.batch.{name} are both set: keep one."
-                )
+        for key, value in zip(TOKEN_BUDGETS, budgets, strict=True):
+            if sizes.micro_batch_size_per_gpu is not None and value is not None:
+                raise ConfigError(f"model.batch.micro_batch_size_per_gpu and {key} are both set: keep one.")
 
     def _check_longest(self, longest: int) -> None:
         """Refuse a token budget that the longest possible sequence would not fit."""
         least = -(-longest // self.sequence_size)
-        for name, budget in zip(TOKEN_BUDGETS, self.max_tokens.values(), strict=True):
+        for key, budget in zip(TOKEN_BUDGETS, self.max_tokens.values(), strict=False):
             if budget < least:
                 sharing = f", shared by {self.sequence_size} ranks" if self.sequence_size > 1 else ""
                 raise ConfigError(
-                    f"model.batch.{name} is {budget}, and one sequence can have {longest} tokens{sharing} (longest "
-                    f"prompt and sampling.max_new_tokens): give at least {least}, twice that is usual."
+                    f"{key} is {budget}, and one sequence can have {longest} tokens{sharing} (longest prompt and "
+                    f"sampling.max_new_tokens): give at least {least}, twice that is usual."
                 )
 
     @property
@@ -178,12 +183,6 @@ class BatchPlan:
             order = torch.randperm(num_completions, generator=generator).tolist()
         bounds = [round(num_completions * i / self.num_mini_batches) for i in range(self.num_mini_batches + 1)]
         return [order[start:end] for start, end in itertools.pairwise(bounds) if end > start]
-
-    def micro_batches(
-        self, rows: Sequence[int], lengths: Sequence[int], rank: int, phase: PassKind = "update"
-    ) -> list[MicroBatch]:
-        """Return the passes of ``rank``, below ``data_size``; see :meth:`passes`."""
-        return self.passes(rows, lengths, phase)[rank]
 
     def passes(
         self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind = "update", table: NDArray[Any] | None = None

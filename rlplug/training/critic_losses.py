@@ -29,7 +29,7 @@ def losses_with_critic(models: ActorCritic, step: int) -> list[TrainingLoss]:
         return [TrainingLoss((models.policy, critic), of_policy, partial(shared_trunk_loss, models))]
     if models.shares_trunk:  # the head warms up on the policy's trunk as it is
         return [TrainingLoss((critic,), of_critic, partial(value_head_loss, models))]
-    own = TrainingLoss((critic,), of_critic, partial(critic_loss, models), config.num_epochs)
+    own = TrainingLoss((critic,), of_critic, partial(critic_loss, models), config.num_epochs, "critic_update")
     return [*policy_losses(models, step), own] if trains else [own]
 
 

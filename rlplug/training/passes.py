@@ -109,5 +109,7 @@ def compute_logprobs(
             output = runner.forward_only(fetched, models.forward_reference)
             batch = batch.with_tokens(ref_logprobs=output.ref_logprobs)
     if models.critic is not None and "values" not in batch.per_token:
+        if runner.plan.has_critic_budget:
+            fetched = runner.fetch(rows, range(rows.num_sequences), "critic_forward")
         batch = batch.with_tokens(values=runner.forward_only(fetched, models.forward_critic).values)
     return batch, tokens

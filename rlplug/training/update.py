@@ -25,6 +25,7 @@ from rlplug.models.lm_head import EntropyMode, TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
+from rlplug.training.batch_plan import PassKind
 from rlplug.training.passes import MicroBatchRunner, gather_logprobs
 from rlplug.training.step_rows import StepRows
 from rlplug.types import StepBatch
@@ -58,6 +59,8 @@ class TrainingLoss:
     """Returns the share of a micro-batch, on the device."""
     num_epochs: int | None = None
     """Passes over a step's batch; ``None`` for the batch plan's."""
+    kind: PassKind = "update"
+    """Kind of the passes, which gives their sizes."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class PolicyUpdate:
             denominators: What divides the loss; by default the counts of the mini-batch.
         """
         runner, denominators = self.runner, denominators or rows.denominators(row_indices)
-        fetched = runner.fetch(rows, row_indices, "update")
+        fetched = runner.fetch(rows, row_indices, loss.kind)
         PHASE_PROGRESS.expect(len(fetched.micro_batches), "passes")
         metrics, maxima, minima, tokens = [], [], [], []
         for index, micro_batch in enumerate(fetched.micro_batches):

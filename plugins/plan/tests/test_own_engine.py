@@ -190,6 +190,9 @@ def test_a_critic_is_said_with_what_it_costs() -> None:
     assert "critic: 4.8 GiB of " in text
     assert "weights 1.6, optimizer state 3.2, and 0.0 more for its passes" in text
     assert "one mesh (replicate 1, shard 4, sequence 1, tensor 1) and one size of passes for policy and critic" in text
+    facts = make_facts(**four)
+    own = notes(replace(facts, sizes=replace(facts.sizes, critic_tokens=8192)))
+    assert "tensor 1) for policy and critic; the critic's passes have 8,192 tokens" in own
     eager = notes(make_facts(critic=ModelInputs(LLAMA, EAGER, 8.0)))
     assert "and 0.0 more" not in eager
     reference = ModelInputs(LLAMA, FUSED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memory_cases import AWAKE_SIZES, FUSED, LLAMA, make_engine, make_facts, on
+from memory_cases import AWAKE_SIZES, EAGER, FUSED, LLAMA, make_engine, make_facts, on
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.plan import MemoryPlan
 from rlplug_plan.recommendations import recommendations
@@ -97,6 +97,17 @@ def test_memory_that_forward_passes_leave_is_said() -> None:
     assert "GiB stay free in those passes" in recommended(facts, "max_tokens_per_gpu_forward")
     unread = on(60, make_facts(logprobs_every_step=False))
     assert not [each for each in recommendations(unread) if each.key.endswith("forward")]
+
+
+def test_a_critic_has_as_large_passes_as_fit_beside_the_policy_s() -> None:
+    """Catches a plan of a critic that has the policy's passes, and a budget that is not the largest."""
+    facts = on(100, make_facts(traits=EAGER, critic=ModelInputs(LLAMA, EAGER, 8.0)))
+    found = {each.key: each.value for each in recommendations(facts)}
+    update, own = found["model.batch.max_tokens_per_gpu"], found["model.critic.max_tokens_per_gpu"]
+    assert update < own < 128 * 768
+    sizes = replace(facts.sizes, max_tokens={"update": update, "forward": 2 * update})
+    fits = [MemoryPlan(replace(facts, sizes=replace(sizes, critic_tokens=own + more))).fits for more in (0, 1024)]
+    assert fits == [True, False]
 
 
 def test_an_engine_takes_no_more_gpus_than_it_needs() -> None:

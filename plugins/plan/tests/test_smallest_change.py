@@ -175,6 +175,11 @@ def with_passes(run: Run, size: int) -> Run:
     return replace(run, sizes=replace(run.sizes, micro_batch_size=size))
 
 
+def critic_budgets(run: Run) -> list[int]:
+    least, now = -(-run.sizes.longest // run.sizes.sequence_size), run.sizes.critic_tokens or 0
+    return [budget for budget in range(least, now) if budget % 1024 == 0 or budget == least]
+
+
 def recomputes(run: Run) -> tuple[str, int]:
     return run.policy.traits.recompute, run.policy.traits.recompute_every
 
@@ -225,6 +230,7 @@ KEYS: dict[str, tuple[Callable[[Run], Any], Callable[[Run, Any], Run]]] = {
         lambda run, _: replace(run, sync_every_micro_batch=True),
     ),
     "rows": (lambda run: halves(run.engine.rows, 1) if run.engine else [], rows),
+    "critic passes": (critic_budgets, lambda run, size: replace(run, sizes=replace(run.sizes, critic_tokens=size))),
     "passes": (passes, with_passes),
     "forward": (lambda run: budgets(run, "forward"), lambda run, size: tokens(run, "forward", size)),
     "selective": (
@@ -349,6 +355,8 @@ def random_run(seed: int) -> Run:
         reference=ModelInputs(shape, own) if chance() < 0.3 else None,
         critic=ModelInputs(shape, own, 8.0) if chance() < 0.2 else None,
     )
+    if run.critic is not None and sizes.max_tokens and Random(seed + 0.5).random() < 0.7:  # others stay as they were
+        run = replace(run, sizes=replace(sizes, critic_tokens=max(longest, 2 * sizes.max_tokens["update"])))
     total = MemoryPlan(run).need("update")
     if chance() < 0.6:
         engine = make_engine(0, shape, longest)

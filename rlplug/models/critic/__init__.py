@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.types.ranges import Epochs, Positive, Range, Seed, check_ranges
+from rlplug.types.ranges import Epochs, Positive, Range, Seed, Tokens, check_ranges
 
 
 @dataclass
@@ -21,17 +21,19 @@ class CriticConfig:
     """Configuration of the critic, for algorithms that need one, such as PPO. ``{}`` takes every default.
 
     Args:
-        trunk: Model of the critic's own trunk; by default a second copy of the policy's initial model.
+        trunk: Model of its own trunk; by default a second copy of the policy's initial model.
         share_trunk: Put the value head on the policy's trunk instead: no second model, and the value loss trains the
             trunk as well.
         value_coefficient: With ``share_trunk``, the weight of the value loss beside the policy's.
-        optimizer: Optimizer, called with the critic's parameters; with ``share_trunk`` with those of the value head,
+        optimizer: Called with the critic's parameters; with ``share_trunk`` with those of the value head,
             while the policy's optimizer keeps the trunk. By default AdamW with a learning rate of 1e-5.
-        lr_scheduler: Scheduler, called with that optimizer; steps once per RL step.
-        max_grad_norm: Clip the critic's gradients to this global norm; ``null`` only measures it.
-        num_epochs: Passes of the critic over a step's completions; by default ``model.batch.num_epochs``. Only for a
-            trunk of its own.
-        warmup_steps: RL steps at the start that train the critic alone. The policy stays as it is.
+        lr_scheduler: Called with that optimizer; steps once per RL step.
+        max_grad_norm: Clip its gradients to this global norm; ``null`` only measures it.
+        num_epochs: Its passes over a step's completions; by default ``model.batch.num_epochs``. Not with
+            ``share_trunk``.
+        max_tokens_per_gpu: Tokens of its passes in an update, twice that where nothing is trained; by default
+            ``model.batch``'s. Not with ``share_trunk``.
+        warmup_steps: RL steps at the start that train the critic alone.
         seed: Seed of the value head's initial weights; 0 follows ``seed_everything``.
     """
 
@@ -42,6 +44,7 @@ class CriticConfig:
     lr_scheduler: LRSchedulerCallable | None = None
     max_grad_norm: Positive | None = 1.0
     num_epochs: Epochs | None = None
+    max_tokens_per_gpu: Tokens | None = None
     warmup_steps: Annotated[int, Range(0, 10_000_000)] = 0
     seed: Seed = 0
 
@@ -51,11 +54,12 @@ class CriticConfig:
             raise ConfigError(
                 "model.critic.share_trunk is true and model.critic.trunk names a model: remove one of the two."
             )
-        if self.share_trunk and self.num_epochs is not None:
-            raise ConfigError(
-                f"model.critic.num_epochs is {self.num_epochs} and model.critic.share_trunk true: on one trunk the "
-                "critic learns in the policy's own passes. Remove one of the two."
-            )
+        for name, value in {"num_epochs": self.num_epochs, "max_tokens_per_gpu": self.max_tokens_per_gpu}.items():
+            if self.share_trunk and value is not None:
+                raise ConfigError(
+                    f"model.critic.{name} is {value} and model.critic.share_trunk true: on one trunk the critic learns "
+                    "in the policy's own passes. Remove one of the two."
+                )
         if not self.share_trunk and self.value_coefficient != type(self).value_coefficient:
             raise ConfigError(
                 f"model.critic.value_coefficient is {self.value_coefficient} and model.critic.share_trunk false: the "

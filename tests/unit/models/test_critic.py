@@ -65,7 +65,7 @@ def test_values_are_of_the_state_before_each_token(world_size, updated, update_b
 
 
 @ranks
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [*SPLITS, "own budget"])
 def test_a_critic_of_its_own(split, world_size, updated, update_batch, causal):
     result, head = updated(world_size)[1][f"critic/{split}"], ValueHead(48, seed=1)
     loss = value_loss(causal, head, update_batch)
@@ -75,6 +75,8 @@ def test_a_critic_of_its_own(split, world_size, updated, update_batch, causal):
     assert_close(result["critic_gradients"], trunk | {f"head.{n}": p for n, p in head.named_parameters()})
     assert not result["gradients"]  # the policy stays out of it
     assert not result["head_gradients"]
+    if split == "own budget":  # of 16 tokens, where the policy's has 40
+        assert [len(passes) for passes in result["passes"]] == [{1: 7, 2: 4, 3: 3}[world_size]] * world_size
 
 
 @ranks

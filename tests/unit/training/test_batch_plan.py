@@ -86,13 +86,13 @@ def test_a_mini_batch_need_not_divide_over_ranks():
     sizes = BatchSizes(prompts_per_step=32, group_size=6, mini_batch_size=6)
     plan = BatchPlan(sizes, world_size=4)
     assert len(plan.mini_batches(192, 0, seed=0)[0]) == 6
-    assert sorted(len(plan.micro_batches(range(6), [5] * 6, rank)[0].indices) for rank in range(4)) == [1, 1, 2, 2]
+    assert sorted(len(plan.passes(range(6), [5] * 6)[rank][0].indices) for rank in range(4)) == [1, 1, 2, 2]
 
 
 def test_ranks_that_hold_different_rows_may_be_fewer():
     """8 processes generate; 2 groups of 4 train."""
     plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=2, mini_batch_size=2), 8, data_size=2, sequence_size=4)
-    assert len(plan.micro_batches(range(16), [5] * 16, rank=1)[0].indices) == 8
+    assert len(plan.passes(range(16), [5] * 16)[1][0].indices) == 8
     with pytest.raises(ConfigError, match="divide over 8 ranks"):
         BatchPlan(BatchSizes(prompts_per_step=4), 8, data_size=2, sequence_size=4)
 
@@ -155,14 +155,25 @@ def test_token_budget_below_the_longest_sequence(key):
 )
 def test_default_token_budgets(longest, sequence_size, budget):
     plan = BatchPlan(BatchSizes(), sequence_size, data_size=1, sequence_size=sequence_size, longest=longest)
-    assert plan.max_tokens == {"update": budget, "forward": 2 * budget}
+    assert [*plan.max_tokens.values()] == [budget, 2 * budget] * 2
 
 
 def test_the_forward_budget_follows_that_of_the_update_unless_set():
-    assert BatchPlan(BatchSizes(max_tokens_per_gpu=100), 1).max_tokens == {"update": 100, "forward": 200}
+    assert [*BatchPlan(BatchSizes(max_tokens_per_gpu=100), 1).max_tokens.values()] == [100, 200] * 2
     sizes = BatchSizes(max_tokens_per_gpu=100, max_tokens_per_gpu_forward=50)
-    assert BatchPlan(sizes, 1).max_tokens == {"update": 100, "forward": 50}
-    assert BatchPlan(BatchSizes(max_tokens_per_gpu_forward=50), 1).max_tokens == {"update": 16384, "forward": 50}
+    assert [*BatchPlan(sizes, 1).max_tokens.values()] == [100, 50] * 2
+    assert [*BatchPlan(BatchSizes(max_tokens_per_gpu_forward=50), 1).max_tokens.values()] == [16384, 50] * 2
+
+
+def test_a_critic_has_the_policy_s_budgets_or_its_own():
+    sizes, kinds = BatchSizes(max_tokens_per_gpu=100), ("update", "forward", "critic_update", "critic_forward")
+    plan = BatchPlan(sizes, 1, longest=60, critic_tokens=60)
+    assert [plan.max_tokens[kind] for kind in kinds] == [100, 200, 60, 120]
+    assert [len(plan.passes(range(4), [25] * 4, kind)[0]) for kind in kinds] == [1, 1, 2, 1]
+    with pytest.raises(ConfigError, match=r"model\.critic\.max_tokens_per_gpu is 60, .*: give at least 61"):
+        BatchPlan(sizes, 1, longest=61, critic_tokens=60)
+    with pytest.raises(ConfigError, match=r"size_per_gpu and model\.critic\.max_tokens_per_gpu are both set"):
+        BatchPlan(BatchSizes(micro_batch_size_per_gpu=4), 1, critic_tokens=60)
 
 
 @given(

@@ -38,7 +38,7 @@ def splits(draw):
 
 
 def passes_of(plan, rows, lengths, phase="update"):
-    return [plan.micro_batches(rows, lengths, rank, phase) for rank in range(plan.data_size)]
+    return plan.passes(rows, lengths, phase)
 
 
 @given(splits())
@@ -100,19 +100,19 @@ def test_only_the_set_of_rows_and_their_lengths_count(split, shift):
 @pytest.mark.parametrize(("budget", "rows_each"), [(10, 1), (19, 1), (20, 2), (29, 2), (30, 3)])
 def test_token_budget_is_exact(budget, rows_each):
     plan = BatchPlan(BatchSizes(max_tokens_per_gpu=budget, max_tokens_per_gpu_forward=6 * budget), world_size=1)
-    assert len(plan.micro_batches(range(6), [10] * 6, rank=0)[0].indices) == rows_each
-    assert len(plan.micro_batches(range(6), [10] * 6, rank=0, phase="forward")) == 1
+    assert len(plan.passes(range(6), [10] * 6)[0][0].indices) == rows_each
+    assert len(plan.passes(range(6), [10] * 6, "forward")[0]) == 1
 
 
 def test_ranks_that_share_sequences_share_the_budget():
     plan = BatchPlan(BatchSizes(prompts_per_step=4, max_tokens_per_gpu=10), 4, data_size=1, sequence_size=4)
-    cut = plan.micro_batches(range(8), [10] * 8, rank=0)
+    cut = plan.passes(range(8), [10] * 8)[0]
     assert [len(micro.indices) for micro in cut] == [4, 4]
 
 
 def test_tokens_count_and_not_rows_times_the_longest():
     plan = BatchPlan(BatchSizes(max_tokens_per_gpu=20), world_size=1)
-    cut = plan.micro_batches(range(7), [14, 1, 1, 1, 1, 1, 1], rank=0)
+    cut = plan.passes(range(7), [14, 1, 1, 1, 1, 1, 1])[0]
     assert [sorted(micro.indices) for micro in cut] == [list(range(7))]
 
 

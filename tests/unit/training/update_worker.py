@@ -188,6 +188,9 @@ class Worker(LightningModule):
             self.results[f"forward/{split}"] = [self.whole(tokens) for tokens in found]
             for kind in ("critic", "shared", "head"):
                 self.results[f"{kind}/{split}"] = self.accumulate(self.value_loss(kind), limits)
+        self.results["critic/own budget"] = self.accumulate(
+            self.value_loss("critic"), {"max_tokens_per_gpu": 40}, own=16
+        )
         self.results["one home"] = self.one_home()
         models = self.models(LOSSES["value"])
         self.results["values"] = [self.whole(self.forward_only(SPLITS["3"], models.forward_critic).values)]
@@ -233,16 +236,17 @@ class Worker(LightningModule):
         models = self.models(LOSSES["value"], share_trunk=name != "critic")
         return losses_with_critic(models, step=2 if name == "shared" else 1)[-1]
 
-    def runner(self, limits) -> MicroBatchRunner:
+    def runner(self, limits, own=None) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
-        return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy, self.capture)
+        plan = BatchPlan(sizes, self.trainer.world_size, critic_tokens=own)
+        return MicroBatchRunner(plan, self.trainer.strategy, self.capture)
 
-    def update(self, limits, backward=None) -> PolicyUpdate:
+    def update(self, limits, backward=None, own=None) -> PolicyUpdate:
         """What runs the passes of any loss."""
         backward = backward or self.manual_backward
-        return update_of(self.models(LOSSES["token"]), self.runner(limits), backward)
+        return update_of(self.models(LOSSES["token"]), self.runner(limits, own), backward)
 
-    def accumulate(self, loss_fn, limits, rows=range(11)):
+    def accumulate(self, loss_fn, limits, rows=range(11), own=None):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
         self.zero_grad()
         backward_passes = []
@@ -255,10 +259,10 @@ class Worker(LightningModule):
             reduced = sum(number for name, number in counts.items() if "reduce_scatter" in str(name))
             backward_passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
 
-        update = self.update(limits, backward)
+        update = self.update(limits, backward, own)
         table = StepRows(self.batch, self.trainer.strategy)
         result = update.forward_backward(table, rows, loss_fn)
-        micro_batches = update.runner.plan.micro_batches(rows, table.lengths, self.global_rank)
+        micro_batches = update.runner.plan.passes(rows, table.lengths)[self.global_rank]
         return {
             "metrics": result.metrics | result.maxima | result.minima,
             "gradients": self.gradients(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -64,9 +64,17 @@ class Sizes:
     forward_is_set: bool = False
     """Whether the budget of forward-only passes is set, and does not follow from the update's."""
     micro_batch_size: int | None = None
+    critic_tokens: int | None = None
+    """Token budget of a critic's update passes, whose forward-only ones have twice that; ``None`` for the policy's."""
     sequence_size: int = 1
     data_size: int = 1
     """Ranks, or groups of ranks, over which rows are divided."""
+
+    @property
+    def of_critic(self) -> Sizes:
+        """The sizes of a critic's passes."""
+        own = self.critic_tokens
+        return self if own is None else replace(self, max_tokens={"update": own, "forward": 2 * own})
 
     def tokens(self, phase: PassKind) -> int:
         """Return the most tokens of a rank in one pass; rows of mixed lengths can fill a budget to its last token."""

@@ -49,6 +49,12 @@ def smaller_forward_passes(facts: MemoryInputs) -> Values:
     return [] if sizes.micro_batch_size else budget_steps(sizes.least_budget, sizes.max_tokens["forward"] - 1)
 
 
+def smaller_critic_passes(facts: MemoryInputs) -> Values:
+    """Return smaller token budgets of a critic that has one of its own."""
+    own = facts.sizes.critic_tokens
+    return [] if own is None or facts.critic is None else budget_steps(facts.sizes.least_budget, own - 1)
+
+
 def sequence_sizes(facts: MemoryInputs) -> Values:
     """Return larger sequence axes that the ranks and the heads allow."""
     mesh, possible = facts.mesh, facts.possible

@@ -28,6 +28,7 @@ from rlplug_plan.lever_values import (
     recomputes_all,
     sequence_sizes,
     shares,
+    smaller_critic_passes,
     smaller_forward_passes,
     smaller_passes,
     tensor_sizes,
@@ -35,6 +36,7 @@ from rlplug_plan.lever_values import (
 from rlplug_plan.resize import (
     ENGINE_OPTIONS,
     engine_rows,
+    with_critic_budget,
     with_engine_gpus,
     with_forward_budget,
     with_mesh,
@@ -153,6 +155,13 @@ LITTLE: Final[tuple[Lever, ...]] = (
         lambda facts: [] if facts.engine is None else halves(facts.engine.rows, 1),
         engine_rows,
         "more batches in a rollout",
+    ),
+    Lever(
+        "critic passes",
+        "model.critic.max_tokens_per_gpu",
+        smaller_critic_passes,
+        with_critic_budget,
+        "more, smaller passes of the critic",
     ),
     Lever(
         "passes",

@@ -12,7 +12,7 @@ AXES: Final = ("replicate", "shard", "sequence", "tensor")
 
 
 def network_notes(plan: MemoryPlan) -> list[str]:
-    """Return what the critic takes beside the policy, and that all networks have one mesh and one size of passes."""
+    """Return what the critic takes beside the policy, that all have one mesh, and what sizes their passes have."""
     facts = plan.facts
     others = [name for name in ("reference", "critic") if getattr(facts, name) is not None]
     notes = []
@@ -32,4 +32,6 @@ def network_notes(plan: MemoryPlan) -> list[str]:
         names = " and ".join([", ".join(["policy", *others[:-1]]), others[-1]])
         axes = ", ".join(f"{axis} {getattr(facts.mesh, axis)}" for axis in AXES)
         notes.append(f"one mesh ({axes}) and one size of passes for {names}")
+        if (own := facts.sizes.critic_tokens) is not None:
+            notes[-1] = f"one mesh ({axes}) for {names}; the critic's passes have {own:,} tokens"
     return notes

@@ -134,6 +134,8 @@ def _has(facts: MemoryInputs, key: str, value: Any) -> bool:
         return bool(facts.offload == value)
     if key == "model.batch.micro_batch_size_per_gpu":
         return bool(facts.sizes.micro_batch_size == value)
+    if key == "model.critic.max_tokens_per_gpu":
+        return bool(facts.sizes.critic_tokens == value)
     phases = {"model.batch.max_tokens_per_gpu": "update", "model.batch.max_tokens_per_gpu_forward": "forward"}
     return key in phases and facts.sizes.max_tokens[phases[key]] == value  # type: ignore[index]
 

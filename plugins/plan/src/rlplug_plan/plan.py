@@ -154,13 +154,14 @@ class MemoryPlan:
     def pass_of(self, phase: PassKind, network: ModelInputs, is_critic: bool = False) -> Pass:
         """Return what the largest pass over ``network`` takes."""
         facts, shape, traits = self.facts, network.shape, network.traits
-        num_tokens, is_update = facts.sizes.tokens(phase), phase == "update"
+        sizes = facts.sizes.of_critic if is_critic else facts.sizes
+        num_tokens, is_update = sizes.tokens(phase), phase == "update"
         gathered = shape.parameters
         if facts.reshard_after_forward:  # a block, the one that is fetched ahead, and embeddings or output layer
             gathered = min(gathered, 2 * shape.block_parameters + shape.end_parameters)
-        keeps_whole = facts.sizes.needs_several_passes("update") and not facts.sync_every_micro_batch
+        keeps_whole = sizes.needs_several_passes("update") and not facts.sync_every_micro_batch
         gradients = FLOAT32 * network.trained // (1 if keeps_whole else facts.shards)
-        trained = facts.sizes.scored(phase)
+        trained = sizes.scored(phase)
         kept = kept_elements(shape, traits) if is_update else 0
         return Pass(
             gradients=gradients if is_update else 0,

@@ -19,6 +19,7 @@ from rlplug_plan.resize import (
     ENGINE_OPTIONS,
     share_of,
     with_budget,
+    with_critic_budget,
     with_engine_gpus,
     with_forward_budget,
     with_rows,
@@ -89,7 +90,7 @@ def _tuned(facts: MemoryInputs) -> Tuned:
     facts, has_room = _with_share(facts)
     if has_room:
         facts = _with_passes(facts)
-        facts = _with_forward(facts)
+        facts = _with_critic(_with_forward(facts))
     holds = 1.0
     if facts.engine is not None and facts.wanted_kv_cache:
         holds = min(1.0, facts.engine.kv_cache / facts.wanted_kv_cache)
@@ -177,6 +178,14 @@ def _with_forward(facts: MemoryInputs) -> MemoryInputs:
     return _largest(facts, budgets, with_forward_budget)
 
 
+def _with_critic(facts: MemoryInputs) -> MemoryInputs:
+    sizes = facts.sizes
+    if facts.critic is None or sizes.micro_batch_size is not None:
+        return facts
+    most = sizes.rows("update") * sizes.longest // sizes.sequence_size
+    return _largest(facts, _budgets(sizes.of_critic.max_tokens["update"], most), with_critic_budget)
+
+
 def _budgets(now: int, most: int) -> Sequence[int]:
     """Return the multiples of 1,024 above ``now``, until all rows are in one pass."""
     return range((now // BUDGET_STEP + 1) * BUDGET_STEP, -(-most // BUDGET_STEP) * BUDGET_STEP + 1, BUDGET_STEP)
@@ -211,6 +220,9 @@ def _passes(before: MemoryInputs, after: MemoryInputs) -> list[Recommendation]:
             f"up to {forward}; with {2 * update}, {left.headroom('logprobs') / GIB:.0f} GiB stay free in those passes"
         )
         found.append(Recommendation("model.batch.max_tokens_per_gpu_forward", forward, says))
+    if (own := sizes.critic_tokens) is not None:
+        says = f"up to {own}; its passes have no logits"
+        found.append(Recommendation("model.critic.max_tokens_per_gpu", own, says))
     return found
 
 

@@ -20,7 +20,7 @@ FEW: Final = 2
 TENSOR: Final = "tensor"
 AXES: Final = frozenset({TENSOR, "sequence"})
 RISING: Final = frozenset({*AXES, "engine GPUs", GPUS.name})
-MIXED: Final = frozenset({*AXES, "passes", "fused"})
+MIXED: Final = frozenset({*AXES, "passes", "critic passes", "fused"})
 """Levers that can take more than they save: whole embeddings, gradients between passes, the output layer's gradient."""
 ON_SHORTFALL: Final = "model.memory.on_shortfall"
 
@@ -231,7 +231,9 @@ def _best_values(lever: Lever, facts: MemoryInputs) -> list[Any]:
     if lever.name in AXES:
         return values[::-1]
     best = values[-1:]
-    if lever.name == "passes" and sizes.micro_batch_size is None:  # below it, gradients are whole between passes
+    if (
+        lever.name in ("passes", "critic passes") and sizes.micro_batch_size is None
+    ):  # below it, gradients are whole between passes
         whole = [value for value in values if value * sizes.sequence_size >= sizes.rows("update") * sizes.longest]
         best += whole[-1:]
     return best

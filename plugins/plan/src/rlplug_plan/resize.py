@@ -91,6 +91,11 @@ def with_forward_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
     return replace(facts, sizes=replace(facts.sizes, max_tokens=budgets, forward_is_set=True))
 
 
+def with_critic_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
+    """Return the run with another ``model.critic.max_tokens_per_gpu``."""
+    return replace(facts, sizes=replace(facts.sizes, critic_tokens=budget))
+
+
 def with_rows(facts: MemoryInputs, rows: int) -> MemoryInputs:
     """Return the run with another ``micro_batch_size_per_gpu``."""
     return replace(facts, sizes=replace(facts.sizes, micro_batch_size=rows))

@@ -160,10 +160,11 @@ class PlannedRun:
             forward_rows=batch.num_completions,
             longest=self.longest,
             max_new_tokens=self.config.sampling.max_new_tokens,
-            max_tokens=batch.max_tokens,
+            max_tokens={kind: size for kind, size in batch.max_tokens.items() if kind in ("update", "forward")},
             update_is_set=self.config.batch.max_tokens_per_gpu is not None,
             forward_is_set=self.config.batch.max_tokens_per_gpu_forward is not None,
             micro_batch_size=batch.micro_batch_size,
+            critic_tokens=None if self.config.critic is None else self.config.critic.max_tokens_per_gpu,
             sequence_size=batch.sequence_size,
             data_size=batch.data_size,
         )

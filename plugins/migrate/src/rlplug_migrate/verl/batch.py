@@ -9,6 +9,7 @@ from rlplug_migrate.keys import Key, none, positive, same
 from rlplug_migrate.verl.names import ACTOR, REF, ROLLOUT
 
 _TOKENS: Final = f"{ACTOR}.ppo_max_token_len_per_gpu"
+_CRITIC_TOKENS: Final = "critic.ppo_max_token_len_per_gpu"
 
 KEYS: Final = (
     same("data.train_batch_size", "tuning", "model.batch.prompts_per_step", default=1024),
@@ -27,6 +28,7 @@ KEYS: Final = (
     ),
     Key(f"{ACTOR}.use_dynamic_bsz", "tuning", "model.batch.max_tokens_per_gpu", "is the default here"),
     Key(_TOKENS, "tuning", "model.batch.max_tokens_per_gpu", "is never exceeded; verl's can be"),
+    Key(_CRITIC_TOKENS, "tuning", "model.critic.max_tokens_per_gpu", "is never exceeded; verl's can be"),
     Key(
         f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
         "tuning",
@@ -51,8 +53,7 @@ KEYS: Final = (
     ),
     *none(
         "tuning",
-        "the critic takes the budget of the policy: model.batch.max_tokens_per_gpu",
-        "critic.ppo_max_token_len_per_gpu",
+        "the critic takes the budget of the policy, or model.critic.max_tokens_per_gpu",
         "critic.ppo_micro_batch_size*",
         "critic.use_dynamic_bsz",
         "critic.ppo_mini_batch_size",
@@ -79,6 +80,8 @@ def write_batch(given: Given, draft: Draft) -> None:
     if given[f"{ACTOR}.use_dynamic_bsz"]:
         if _TOKENS in given:
             draft.set("model.batch.max_tokens_per_gpu", given[_TOKENS], _TOKENS)
+        if _CRITIC_TOKENS in given and "model.critic.warmup_steps" in draft.settings:
+            draft.set("model.critic.max_tokens_per_gpu", given[_CRITIC_TOKENS], _CRITIC_TOKENS)
         for name in (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"):
             draft.lacks(name, "not used: use_dynamic_bsz is on, and a pass is limited by its tokens")
     else:
@@ -97,4 +100,5 @@ def _write_micro_batch(given: Given, draft: Draft) -> None:
         draft.set("model.batch.micro_batch_size_per_gpu", size, per_gpu)
     elif total in given:
         draft.set("model.batch.micro_batch_size_per_gpu", max(1, given[total] // num_gpus), total)
-    draft.lacks(_TOKENS, "not used: use_dynamic_bsz is off")
+    for name in (_TOKENS, _CRITIC_TOKENS):
+        draft.lacks(name, "not used: use_dynamic_bsz is off")
