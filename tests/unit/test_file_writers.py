@@ -62,7 +62,7 @@ OTHERS = {
     "plugins/devkit/src/rlplug_devkit/trainers/bench.py": 1,
     "plugins/devkit/src/rlplug_devkit/check/runs.py": 3,
     "plugins/devkit/src/rlplug_devkit/check/results.py": 1,
-    "plugins/plan/src/rlplug_plan/stand_ins.py": 4,
+    "plugins/plan/src/rlplug_plan/stand_ins.py": 3,
     "plugins/rollout_sglang/src/rlplug_rollout_sglang/server.py": 1,
     # a new plugin, and files that the command line names
     "plugins/devkit/src/rlplug_devkit/new_plugin/rendering.py": 1,
