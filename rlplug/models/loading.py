@@ -138,10 +138,8 @@ def stored_weights(
     Each is something whose slices are tensors: of a weight in a file, nothing but those slices is read. Random weights
     are drawn whole, one transformer block at a time.
 
-    Args:
-        config: Configuration of the model, at ``key``, which says where weights come from.
-        shapes: Shapes of the weights to yield, by name.
-        device: Device on which random weights are drawn; those of files are on the CPU, in the file's dtype.
+    ``shapes`` are those of the weights to yield, by name. Random weights are drawn on ``device``; those of files are on
+    the CPU, in the file's dtype.
 
     Raises:
         ConfigError: A weight is missing, cannot be read, or has another shape.
@@ -179,7 +177,7 @@ def _drawn_weights(template: PreTrainedModel, device: torch.device, seed: int) -
     Every rank draws all of them, so values depend neither on the number of ranks nor on the mesh. They do depend on
     the kind of device, since a GPU has a generator of its own.
     """
-    blocks = set(transformer_blocks(template))
+    blocks, saved = set(transformer_blocks(template)), template.state_dict().keys()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would move the generators of all GPUs
         if device.type == "cuda":
@@ -187,9 +185,14 @@ def _drawn_weights(template: PreTrainedModel, device: torch.device, seed: int) -
         for name, module in _children_first(template, stop_at=blocks):
             is_block = module in blocks
             module.to_empty(device=device, recurse=is_block)
+            for tensor in (*module.parameters(is_block), *module.buffers(is_block)):
+                tensor.copy_(torch.tensor(NOTHING))
             for inner_name, inner in _children_first(module, name) if is_block else [(name, module)]:
                 _owner(template, inner_name)._init_weights(inner)
-            yield from [*module.named_parameters(name, is_block), *module.named_buffers(name, is_block)]
+            drawn = [*module.named_parameters(name, is_block), *module.named_buffers(name, is_block)]
+            if missing := [each for each, tensor in drawn if each in saved and _is_missing(tensor)]:
+                raise ConfigError(f"transformers draws no values for {missing[0]}: set the model's init to pretrained.")
+            yield from drawn
             module.to_empty(device="meta", recurse=is_block)
 
 

@@ -118,11 +118,7 @@ def pack(
     The filling belongs to the last sequence: attention is causal, so no token before it changes. Its positions are 0,
     because a model may have none beyond those of a sequence.
 
-    Args:
-        rows: The micro-batch, at least one sequence.
-        sequence_rank: Index of the part of the row that this rank gets.
-        sequence_size: Number of ranks that share the row.
-        sequence_group: Process group of those ranks.
+    ``rows`` are at least one. ``sequence_size`` ranks, of ``sequence_group``, share the row.
     """
     # in numpy, because waking torch's host threads takes longer than these operations
     ids, trains, lengths = rows.per_token["input_ids"], rows.per_token["response_mask"], rows.lengths.copy()

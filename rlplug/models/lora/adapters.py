@@ -49,7 +49,8 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
         targets = [name for name in sorted(linear - routers) if network.get_submodule(name) is not output_layer]
     options = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
     try:
-        peft.inject_adapter_in_model(options, network, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+        plain = nn.ModuleDict({"network": network})  # without a config, by which peft would adapt experts
+        peft.inject_adapter_in_model(options, plain, adapter_name=ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigError(f"model.lora.targets is {config.targets}: {' '.join(str(error).split())}") from error
     if output.get_output_embeddings() is not output_layer:

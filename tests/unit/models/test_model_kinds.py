@@ -34,6 +34,7 @@ SIZES = {
 EXPERTS = SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}
 WHISPER = {"decoder_attention_heads": 4, "encoder_layers": 1, "encoder_attention_heads": 4, "pad_token_id": 0}
 MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+GROUPS = {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 LEAKS, OWN, CRASHES = "leaks each packed sequence", "of it alone", "is not causal"
 
 
@@ -162,13 +163,15 @@ def test_buffers_that_nothing_computes_are_refused(folder, monkeypatch):
         load_model(config)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe"])
-def test_all_linear_leaves_routers_out(kind, folder):
-    options = EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe", "glm4_moe"])
+def test_all_linear_leaves_routers_and_experts_out(kind, folder):
+    """Catches peft's own choice of experts: of GLM-4 and DeepSeek, whose shared experts have the names of others."""
+    options = GROUPS | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     model = empty_model(folder(kind, options))
     said = add_adapters(model, LoRAConfig(rank=2), torch.float32).description
     assert "routers among them" in said
     assert not [name for name in adapters_of(model).updates if "gate." in name]
+    assert not [name for name, _ in model.named_parameters() if ".experts." in name and "lora" in name]
 
 
 def test_sinks_are_those_of_transformers(folder):
