@@ -186,7 +186,7 @@ def _drawn_weights(template: PreTrainedModel, device: torch.device, seed: int) -
             is_block = module in blocks
             module.to_empty(device=device, recurse=is_block)
             for tensor in (*module.parameters(is_block), *module.buffers(is_block)):
-                tensor.copy_(torch.tensor(NOTHING))
+                tensor.detach().copy_(torch.tensor(NOTHING))
             for inner_name, inner in _children_first(module, name) if is_block else [(name, module)]:
                 _owner(template, inner_name)._init_weights(inner)
             drawn = [*module.named_parameters(name, is_block), *module.named_buffers(name, is_block)]
