@@ -152,5 +152,5 @@ def variants(config: Any) -> Iterator[dict[str, Any]]:
     """Yield the changes of each variant of a configuration."""
     options = vars(config.get_text_config())
     for option, values in CHANGES.items():
-        if option in options:
+        if option in options and not (option == "num_hidden_layers" and options.get("layer_types")):
             yield from ({option: value} for value in values if options[option] != value)

@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.errors import ConfigError
 from rlplug.interfaces import RunObserver
-from rlplug.models.hf_files import read_config
+from rlplug.models.loading import empty_model
 from rlplug.types import Rollout
 from rlplug_watch.gpu.mfu import TokenCounts, UpdateCost, peak_flops
 from rlplug_watch.gpu.nvml import MEASURES, GPUSampler, Samples
@@ -77,7 +78,11 @@ class GPUUse(RunObserver, Callback):
         if found := [reason for reason, holds in reasons.items() if holds]:
             rank_zero_info(f"throughput/mfu is not given: {found[0]}.")
             return
-        model = read_config(config.policy.path, "model.policy").get_text_config()
+        try:
+            model = empty_model(config.policy)
+        except ConfigError as error:  # another trainer's model: its run goes on
+            rank_zero_info(f"throughput/mfu is not given: {error}")
+            return
         self._cost = UpdateCost.of(model, is_frozen=config.lora is not None)
         self._num_epochs = config.batch.num_epochs
 
