@@ -44,6 +44,8 @@ model is tried by its structure at the start of a run: no list decides.
 - **refused**: a run ends at its start, with that reason.
 - **not built**: transformers builds no such policy from its configuration, or none that is tiny.
 
+Variants of a model type without a number were not tried.
+
 """
 
 
