@@ -26,7 +26,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "hybrids" / "tests"))
-from family_trials import CLOSE, LENGTHS, Trial, tried
+from family_trials import CLOSE, GRADIENTS, LENGTHS, Trial, tried
 from tiny_families import families, tiny, variants
 
 Line = dict[str, Any]
@@ -36,9 +36,9 @@ Every model type that `AutoModelForCausalLM` of transformers {version} builds, a
 CPU, and variants of it with one option changed: `benchmarks/families.py` tries them and writes this page. Any other
 model is tried by its structure at the start of a run: no list decides.
 
-- **right**: packed logprobs and gradients of sequences of {lengths} tokens are within {close:g} of those that
-  transformers computes of each row alone, in evaluation, with its own attention; two passes in training are equal;
-  another neighbour changes nothing; the weights were loaded from files, and what engines and checkpoints get has the
+- **right**: packed logprobs of sequences of {lengths} tokens are within {close:g} of those that transformers computes
+  of each row alone, in evaluation, with its own attention, and gradients within {gradients:g}; two passes in training
+  are equal; another neighbour changes nothing; the weights were loaded from files, and what engines and checkpoints get has the
   names and values of what transformers saves. Differences of logprobs count in the largest logprob, those of a
   parameter's gradient in its norm or in 1% of the model's.
 - **refused**: a run ends at its start, with that reason.
@@ -93,7 +93,9 @@ def page_of(lines: Sequence[Line]) -> str:
             "; ".join(f"`{line['change']}`: {result(line)}" for line in differing),
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    head = HEAD.format(version=transformers.__version__, lengths=", ".join(map(str, LENGTHS)), close=CLOSE)
+    head = HEAD.format(
+        version=transformers.__version__, lengths=", ".join(map(str, LENGTHS)), close=CLOSE, gradients=GRADIENTS
+    )
     return f"{head}{len(lines):,} policies: {', '.join(said)}.\n\n" + "\n".join(rows) + "\n"
 
 
