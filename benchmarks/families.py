@@ -38,9 +38,9 @@ model is tried by its structure at the start of a run: no list decides.
 
 - **right**: packed logprobs of sequences of {lengths} tokens are within {close:g} of those that transformers computes
   of each row alone, in evaluation, with its own attention, and gradients within {gradients:g}; two passes in training
-  are equal; another neighbour changes nothing; the weights were loaded from files, and what engines and checkpoints get has the
-  names and values of what transformers saves. Differences of logprobs count in the largest logprob, those of a
-  parameter's gradient in its norm or in 1% of the model's.
+  are equal; another neighbour changes nothing; the weights were loaded from files, and what engines and checkpoints
+  get has the names and values of what transformers saves. Differences of logprobs count in the largest logprob, those
+  of a parameter's gradient in its norm or in 1% of the model's.
 - **refused**: a run ends at its start, with that reason.
 - **not built**: transformers builds no such policy from its configuration, or none that is tiny.
 
@@ -93,9 +93,8 @@ def page_of(lines: Sequence[Line]) -> str:
             "; ".join(f"`{line['change']}`: {result(line)}" for line in differing),
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    head = HEAD.format(
-        version=transformers.__version__, lengths=", ".join(map(str, LENGTHS)), close=CLOSE, gradients=GRADIENTS
-    )
+    near = {"close": CLOSE, "gradients": GRADIENTS}
+    head = HEAD.format(version=transformers.__version__, lengths=", ".join(map(str, LENGTHS)), **near)
     return f"{head}{len(lines):,} policies: {', '.join(said)}.\n\n" + "\n".join(rows) + "\n"
 
 
