@@ -23,8 +23,8 @@ def widths_of(config: Any) -> Widths:
     layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
 
     def size(option: str) -> Any:
-        values = [getattr(layer, option, None) or 0 for layer in layers]
-        return max(map(max, values)) if isinstance(values[0], list | tuple) else max(values)  # a list in Gemma 3n
+        values: list[Any] = [getattr(layer, option, None) or 0 for layer in layers]
+        return max(max(each) if isinstance(each, list | tuple) else each for each in values)  # a list in Gemma 3n
 
     hidden, num_heads = config.hidden_size, size("num_attention_heads")
     head_dim = size("head_dim") or hidden // max(num_heads, 1)

@@ -143,7 +143,7 @@ def attention_width(module: Any, config: Any) -> float:
         return float(widths_of(config).query)
     if (width := getattr(module, "qk_head_dim", None)) is None:
         return float(output.in_features)
-    return (config.num_attention_heads * width + output.in_features) / 2  # latent attention: two widths
+    return float(config.num_attention_heads * width + output.in_features) / 2  # latent attention: two widths
 
 
 def rule_flops(module: Any) -> float:
