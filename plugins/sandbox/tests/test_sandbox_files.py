@@ -21,7 +21,9 @@ ATTEMPTS = (
     *("list the folder", "read a file for all", "read a file of its user", "read a file in a program"),
     *("read the system's users", "write a file", "replace a file", "change a mode", "change a time"),
     *("leave the root", "read the trainer", "signal the trainer", "fill the buffers of sockets"),
-    "open a thousand files",
+    *("limit the trainer", "slow the trainer", "move the trainer", "be root in a user namespace"),
+    *("be root in a user namespace by a fork", "reach another by a pair", "pass on a socket of a pair"),
+    *("send from a pair of datagrams", "leave ten thousand empty files", "open a thousand files"),
 )
 LANDLOCK = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1)
 
@@ -34,7 +36,7 @@ def worker(lacks: str, as_user: bool) -> Iterator[tuple[dict[str, Any], Callable
         python, prefix = ordinary_python(), ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
     elif not as_user and os.geteuid() != 0:
         pytest.skip("needs root")
-    functions = [f"walled_calls.{name}" for name in ("attempt", "solve")]
+    functions = [f"walled_calls.{name}" for name in ("attempt", "solve", "fill_memory", "run_event_loop")]
     own_path = subprocess.check_output([python, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"])
     paths = [str(TESTS), *json.loads(own_path)]
     settings = SETTINGS | {"functions": functions, "folders": [str(TESTS)], "module_path": paths}
@@ -52,7 +54,8 @@ def worker(lacks: str, as_user: bool) -> Iterator[tuple[dict[str, Any], Callable
             return reply
 
         def call(function: str, /, **arguments: Any) -> str:
-            return str(ask({"function": f"walled_calls.{function}", "arguments": arguments, "seed": "0"})["text"])
+            reply = ask({"function": f"walled_calls.{function}", "arguments": arguments, "seed": "0"})
+            return str(next(iter(reply.values())))
 
         yield ask(settings) | {"trainer": process.pid}, call
         process.stdin.close()
@@ -97,4 +100,6 @@ def test_a_call_sees_python_alone_or_says_what_it_sees(folder: Path, lacks: str,
             return
         assert possible == set()
         assert sorted(path.name for path in folder.iterdir()) == ["for-all", "for-me"]
+        assert call("run_event_loop") == "3"
+        assert "in all its processes" in call("fill_memory", num_processes=5, mib=50)
         assert call("solve", text="4") == ("4" if has_namespaces else "")

@@ -6,13 +6,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
 import os
+import platform
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+NEW_USER = 0x10000000
+CLONE = 56 if platform.machine() == "x86_64" else 220
 NUMBERS = {"namespaces": (272, 97), "landlock": (444, 444)}
 """``unshare`` and ``landlock_create_ruleset`` on x86_64 and aarch64."""
 
@@ -33,12 +42,73 @@ def attempt(name: str, trainer: int, folder: str) -> str:
             "leave the root": lambda: os.chroot("/proc/1/root"),
             "read the trainer": lambda: os.getpid() == 1 or Path(f"/proc/{trainer}/environ").read_bytes(),
             "signal the trainer": lambda: os.getpid() == 1 or os.kill(trainer, signal.SIGCONT),
-            "fill the buffers of sockets": lambda: socket.socketpair(),
+            "limit the trainer": lambda: os.getpid() == 1 or resource.prlimit(trainer, resource.RLIMIT_CORE, (0, 0)),
+            "slow the trainer": lambda: os.getpid() == 1 or os.setpriority(os.PRIO_PROCESS, trainer, 19),
+            "move the trainer": lambda: os.getpid() == 1 or os.sched_setaffinity(trainer, {0}),
+            "be root in a user namespace": lambda: libc("unshare", NEW_USER),
+            "be root in a user namespace by a fork": lambda: libc("syscall", CLONE, NEW_USER | 17, 0, 0, 0, 0),
+            "fill the buffers of sockets": lambda: hold_in_sockets(64 << 20),
+            "reach another by a pair": lambda: socket.socketpair()[0].bind("\0other"),
+            "pass on a socket of a pair": lambda: socket.send_fds(socket.socketpair()[0], [b"x"], [0]),
+            "send from a pair of datagrams": lambda: socket.socketpair(type=socket.SOCK_DGRAM),
+            "leave ten thousand empty files": lambda: (
+                os.getpid() != 1 or [os.mknod(f"/dev/shm/{index}") for index in range(10_000)]
+            ),
             "open a thousand files": lambda: [os.open(os.devnull, os.O_RDONLY) for _ in range(1000)],
         }[name]()
     except (OSError, subprocess.CalledProcessError):
         return "refused"
     return "refused" if found is True else "possible"
+
+
+def libc(function: str, *arguments: int) -> None:
+    """Call the C library, and raise its error; in a new process end it."""
+    status = getattr(LIBC, function)(*arguments)
+    if status == 0 and function == "syscall":
+        os._exit(0)
+    if status < 0:
+        raise OSError(ctypes.get_errno(), function)
+
+
+def hold_in_sockets(num_bytes: int) -> None:
+    """Fill the buffers of as many pairs of sockets as there can be, and raise ``OSError`` before ``num_bytes``."""
+    pairs = []
+    while num_bytes > 0:
+        pairs.append(socket.socketpair())
+        for one in pairs[-1]:
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    num_bytes -= one.send(bytes(1 << 16))
+
+
+def fill_memory(num_processes: int, mib: int) -> int:
+    """Hold memory in that many processes at once, each below the limit of one, and return how many hold it."""
+    read_end, write_end = os.pipe()
+    for _ in range(num_processes):
+        if os.fork() == 0:
+            held = b"x" * (mib << 20)
+            os.write(write_end, b"y")
+            time.sleep(1e6 * len(held))
+    return sum(len(os.read(read_end, 1)) for _ in range(num_processes))
+
+
+async def step(value: int) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+def run_event_loop() -> int:
+    """Return 3 out of an event loop, with a thread that wakes it and a program that it writes to."""
+
+    async def main() -> int:
+        program = [sys.executable, "-c", "print(len(input()))"]
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        process = await asyncio.create_subprocess_exec(*program, **pipes)
+        printed, _ = await process.communicate(b"x")
+        return await step(int(printed)) + await asyncio.to_thread(int, 2)
+
+    return asyncio.run(main())
 
 
 def solve(text: str) -> str:

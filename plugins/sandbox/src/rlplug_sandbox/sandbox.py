@@ -7,7 +7,8 @@ at its time limit, it is killed with all processes that it started.
 Limits of a call:
 
 - *Time* counts from the start of the call, without the wait for a worker, as does the deadline of a reward.
-- *Memory* counts for each process of the call, beyond the memory of the worker. A file may hold 16 MiB.
+- *Memory* counts for each process of the call, beyond the memory of the worker; all of them together may hold twice as
+  much, which the worker looks at ten times a second. A file may hold 16 MiB.
 - *Processes* include threads. As root, a call runs as a user of its own without other processes, so that the kernel
   counts those of the call. A call of another user keeps that user, of whom the kernel counts all processes: the limit
   is the number that the user has when the call starts, plus ``max_processes``.
@@ -24,13 +25,14 @@ others.
 Isolation of a call, beside its limits:
 
 - It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
-  ``/dev/shm`` of its own, of at most the memory limit, that ends with it. As root they need ``CAP_SYS_ADMIN``;
-  another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
+  ``/dev/shm`` of its own, of at most the memory limit and 64 files per MiB, that ends with it. As root they need
+  ``CAP_SYS_ADMIN``; another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
   call of another user can signal and read the trainer, unless Landlock refuses that (Linux 6.12, with
   :attr:`Limits.folders`): :attr:`ToolPool.isolation` says what the first call found by trying.
 - A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
-  memory of other processes, and mounts. It knows x86_64 and aarch64.
-- Sockets are refused where :attr:`Limits.network` is false, pairs of them too.
+  memory, limits and priority of other processes, mounts, and new namespaces. It knows x86_64 and aarch64.
+- Sockets are refused where :attr:`Limits.network` is false, but for pairs of streams, which asyncio needs: they lead
+  nowhere else, and hold at most 208 KiB in each direction.
 
 The sandbox is no protection against code that attacks the kernel, which needs a virtual machine, and a tool's call can
 use the network, the environment variables, and, without :attr:`Limits.folders`, the files of its user.

@@ -81,7 +81,7 @@ def _existing(paths: Iterable[str]) -> list[str]:
 # ---- with namespaces ------------------------------------------------------------------------------------------------
 
 
-def enter_own_root(paths: Sequence[str], memory_mib: int) -> None:
+def enter_own_root(paths: Sequence[str], options: bytes) -> None:
     """Change to a root folder with ``paths``, read-only, ``/proc``, and a ``/dev/shm`` to write to.
 
     ``/dev/shm`` is the working folder then, and ``/tmp`` another name of it. This process is the first of its
@@ -89,7 +89,7 @@ def enter_own_root(paths: Sequence[str], memory_mib: int) -> None:
 
     Args:
         paths: Of :func:`visible_paths`.
-        memory_mib: Size of ``/dev/shm``.
+        options: Of ``/dev/shm``.
 
     Raises:
         OSError: A mount was refused.
@@ -122,7 +122,7 @@ def enter_own_root(paths: Sequence[str], memory_mib: int) -> None:
     _check(LIBC.syscall(PIVOT_ROOT[machine], b".", b"."), "pivot_root")
     _check(LIBC.umount2(b".", DETACH), "umount /")
     make_read_only("/")
-    _mount(b"none", SHARED_MEMORY, b"tmpfs", NOSUID | NODEV, f"size={memory_mib}m,mode=1777".encode())
+    _mount(b"none", SHARED_MEMORY, b"tmpfs", NOSUID | NODEV, options)
     os.chdir(SHARED_MEMORY)
 
 
@@ -208,7 +208,7 @@ def try_walls(trainer: int, bait: str) -> list[str]:
         found.append("files")
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.join(bait, "written"), os.O_WRONLY | os.O_CREAT, 0o600))
-    if not (_is_possible(socket.socket) or _is_possible(socket.socketpair)):
+    if not _is_possible(socket.socket):
         found.append("network")
     return found
 

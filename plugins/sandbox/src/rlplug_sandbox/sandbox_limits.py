@@ -134,6 +134,34 @@ def descendants() -> list[int]:
     return found[1:]
 
 
+def bytes_below(own_bytes: int) -> int:
+    """Return the memory of all descendants of this process, each without ``own_bytes``, which a fork shares."""
+    found = children(os.getpid()) if os.path.exists("/proc/thread-self/children") else descendants()
+    for pid in found:
+        found += children(pid)
+    return sum(max(0, private_bytes(pid) - own_bytes) for pid in found)
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children, of all its threads, without a look at the host's other processes."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory of a process that is no file's and no other's, but for what a fork shares; 0 at its end."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except OSError:
+        return 0
+    return (resident - shared) * resource.getpagesize()
+
+
 def num_tasks_of(user: int) -> int:
     """Return the number of threads of a user, which the kernel's limit of processes counts."""
     count = 0

@@ -35,6 +35,9 @@ else:
 FILE_LIMIT_BYTES = 16 * 2**20
 MOST_FILES = 256
 """Files that a process of a call may have open: the buffers of sockets and pipes are memory that no limit counts."""
+TOTAL = 2
+"""Memory of all processes of a call, in limits of one process."""
+FULL = b"full"
 POLL_S = 0.1
 IDLE_POLL_S = 1.0
 ROOT_NEEDS = (
@@ -203,10 +206,11 @@ class Worker:
             isolation.enter_namespaces(is_root=self.user is not None)
             if child := os.fork():
                 isolation.end_like(child)
+            options = isolation.shared_memory_options(self.settings["memory_mib"])
             if self.paths is None:
-                isolation.mount_own_view(self.settings["memory_mib"])
+                isolation.mount_own_view(options)
             else:
-                files.enter_own_root(self.paths, self.settings["memory_mib"])
+                files.enter_own_root(self.paths, options)
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
@@ -262,17 +266,23 @@ class Worker:
     # ---- beside the forked process ----------------------------------------------------------------------------------
 
     def _wait(self, read_end: int, process: int) -> tuple[bytes | None, bool]:
-        """Return the answer, if there is one, and whether time ran out."""
+        """Return the answer, if there is one, and whether time ran out; all processes together may fill the memory."""
         deadline = time.monotonic() + self.settings["time_s"]
+        own_bytes, most_bytes = limits.private_bytes(os.getpid()), TOTAL * self.settings["memory_mib"] * 2**20
         largest = 12 * self.settings["output_chars"] + 1000  # JSON writes a rare character in twelve bytes
         poller = select.poll()
         poller.register(read_end, select.POLLIN)
         poller.register(0, 0)  # reports only the end of the input
-        data = b""
+        data, look_at = b"", time.monotonic() + POLL_S
         while not data.endswith(b"\n"):
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
             if left <= 0:
                 return None, True
+            if now >= look_at:
+                look_at = now + POLL_S
+                if limits.bytes_below(own_bytes) > most_bytes:
+                    return FULL, False
             has_ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
             ready = [file for file, _ in poller.poll(0 if has_ended else min(left, POLL_S) * 1000)]
             if 0 in ready or os.getppid() != self.trainer:
@@ -318,9 +328,12 @@ class Worker:
         time.sleep(0.001)
 
     def _explain(self, line: bytes | None, is_late: bool, status: int) -> dict[str, Any]:
+        full = {"error": f"used more than {TOTAL * self.settings['memory_mib']} MiB of memory in all its processes"}
         late = {"error": f"took longer than {self.settings['time_s']:g} s"}
         if is_late:
             return late
+        if line is FULL:
+            return full
         if line is not None:
             try:
                 answer = json.loads(line)
