@@ -97,9 +97,29 @@ def test_a_process_that_keeps_the_output_open_costs_nothing(make_sample):
     assert score(reward, make_sample, code, cases=[{"input": "", "output": "3" * 100_000}]) == 1.0
 
 
-def test_sockets_hold_no_memory_without_a_limit(reward, make_sample):
-    code = "import socket\ntry:\n    socket.socketpair()\n    print(0)\nexcept OSError:\n    print(1)"
-    assert score(reward, make_sample, code, cases=[{"input": "", "output": "1"}]) == 1.0
+EMPTY = """class Empty:
+    days = 0
+    def __sub__(self, other): return self
+    __rsub__ = __and__ = __xor__ = __sub__
+    def __bool__(self): return False
+    def __len__(self): return 0
+    def __iter__(self): return iter([])
+    def sum(self): return 0
+def half(n): return Empty()
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        *("assert not half(2) - 1", "assert len({1} - half(2)) == 0", "assert list(half(2) ^ {1}) == []"),
+        *("assert (half(2) - 1).sum() == 0", "import datetime\nassert (half(2) - datetime.timedelta(1)).days == 0"),
+        *("assert half(0) == half(2) - 1", "assert not bool(half(2) & half(3) - 1)"),
+    ],
+)
+def test_an_object_does_not_decide_a_difference_from_what_is_expected(reward, make_sample, test):
+    """Catches objects of the code whose operators get the expected value, and which then say that nothing is left."""
+    assert score(reward, make_sample, EMPTY, tests=[test]) == 0.0
 
 
 def test_code_does_not_run_where_files_are_visible_unless_allowed(make_sample, monkeypatch):

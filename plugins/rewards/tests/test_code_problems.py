@@ -24,6 +24,8 @@ OFTEN = {
     "endless generator",
     "raises its own",
     "main guard",
+    "async callback",
+    "async program",
 }
 
 

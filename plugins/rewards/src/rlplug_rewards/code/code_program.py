@@ -10,10 +10,12 @@ Nothing here is trusted by the process that tests: the code can replace all of i
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,23 @@ else:
     import code_values as values
 
     del sys.path[0]
+
+
+def finish(value: Awaitable[Any]) -> Any:
+    """Return what an awaitable gives, in the one event loop of the code's objects."""
+
+    async def result() -> Any:
+        return await value
+
+    return event_loop().run_until_complete(result())
+
+
+@functools.cache
+def event_loop() -> Any:
+    import asyncio  # as long as all the rest
+
+    return asyncio.new_event_loop()
+
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda value, *arguments, **named: value(*arguments, **named),
@@ -35,6 +54,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "contains": operator.contains,
     "exit": lambda value: value.__exit__(None, None, None),
     "enter": lambda value: value.__enter__(),
+    "await": finish,
+    "aiter": lambda value: value.__aiter__(),
+    "anext": lambda value: finish(value.__anext__()),
+    "aenter": lambda value: finish(value.__aenter__()),
+    "aexit": lambda value: finish(value.__aexit__(None, None, None)),
     "instance": lambda value, kind: isinstance(value, kind),
     **{
         name: getattr(operator, name)
@@ -105,14 +129,22 @@ class Server:
             self.objects.append(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             return ("exception", index, [kind.__name__ for kind in value.__mro__])
-        return ("iterator" if isinstance(value, values.ITERATORS) else "object", index)
+        kinds = (("iterator", values.ITERATORS), ("coroutine", types.CoroutineType))
+        return next((kind for kind, made in kinds if isinstance(value, made)), "object"), index
 
     def value(self, tree: Any) -> Any:
         return values.decode(tree, self.object)
 
     def object(self, tree: tuple[Any, ...]) -> Any:
         kind, index = tree[:2]
-        return self.callback(index) if kind == "callback" else self.objects[index]
+        if kind == "object":
+            return self.objects[index]
+        call = self.callback(index)
+
+        async def call_async(*arguments: Any, **named: Any) -> Any:
+            return call(*arguments, **named)
+
+        return call_async if kind == "async callback" else call
 
     def callback(self, index: int) -> Callable[..., Any]:
         """Return a function that runs in the process that tests."""

@@ -1,9 +1,9 @@
 """Stand-ins for objects of the code's process, for the tests of :mod:`rlplug_rewards.code.code_checker`.
 
 A stand-in is used through requests: calls, attributes, items, iteration, and operators between two stand-ins. With
-plain data it is never equal and in no order, and no number comes of it: else an object of the code could decide a
-comparison with what is expected of it. An object that the test itself makes, of a class that it uses as one, is
-compared by its own methods, which are what such a test is about. It uses the standard library alone.
+plain data it is never equal and in no order, and no value comes of an operator between them: else an object of the code
+could decide a comparison with what is expected of it. An object that the test itself makes, of a class that it uses as
+one, is compared by its own methods, which are what such a test is about. It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,8 @@ MOST_BYTES = 1 << 23
 STRANGE = "the code's process answered with what is no reply"
 CODE, CLASS, TEST, MIXED = "code", "class", "test", "mixed"
 """Origins of a stand-in: the code, a class that tests call, the test that called it, an operator with plain data."""
+NO_VALUE = "no value comes of an object of the code and plain data, which may be what is expected of it"
+CO_COROUTINE = 0x80
 OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor")
 COMPARISONS = ("lt", "le", "gt", "ge")
 
@@ -68,6 +71,8 @@ class Solution:
         Raises:
             Exception: What the code raised: a class of Python's own or of the code, otherwise ``RuntimeError``.
         """
+        if operation not in ("reflected", *OPERATORS) and any(map(is_mixed, (*arguments, *named.values()))):
+            raise TypeError(NO_VALUE)
         given = [self._tree(value) for value in arguments]
         given_named = [(name, self._tree(value)) for name, value in named.items()]
         self._requests.write(values.write((operation, target, given, given_named)))
@@ -88,7 +93,7 @@ class Solution:
     def _run_callback(self, index: int, arguments: Any, named: Any) -> None:
         """Call a function of the test for the code."""
         try:
-            result = self._callbacks[index](*self._value(arguments), **self._value(named))
+            result = _finished(self._callbacks[index](*self._value(arguments), **self._value(named)))
             answer = ("returned", self._tree(result))
         except Exception as error:  # noqa: BLE001 - the code may catch what the function raises
             answer = ("raised", type(error).__name__)
@@ -107,7 +112,8 @@ class Solution:
         if value is None:
             raise TypeError("the test gives the code an object of its own")
         self._callbacks.append(value)
-        return ("callback", len(self._callbacks) - 1)
+        is_async = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
+        return ("async callback" if is_async else "callback", len(self._callbacks) - 1)
 
     def _value(self, tree: Any) -> Any:
         return values.decode(tree, self._stand_in)
@@ -116,9 +122,9 @@ class Solution:
         kind, index, *rest = tree
         if kind == "exception":
             return self._exception(index, rest[0])
-        if kind not in ("object", "iterator") or not isinstance(index, int):
+        if kind not in ("object", "iterator", "coroutine") or not isinstance(index, int):
             raise ValueError(STRANGE)
-        made = StandIn(self, index)
+        made = (Coroutine if kind == "coroutine" else StandIn)(self, index)
         return _iterate(made) if kind == "iterator" else made
 
     def _exception(self, index: int, names: Sequence[str]) -> type[Exception]:
@@ -183,6 +189,17 @@ def _builtin_exception(names: Sequence[str]) -> type[Exception]:
     return RuntimeError
 
 
+def _finished(result: Any) -> Any:
+    """Return what a function of the test gave to the code, or what it gives in the end, in an event loop of its own."""
+    if not isinstance(result, types.CoroutineType):
+        return result
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:  # the test may itself run in an event loop
+        return pool.submit(asyncio.run, result).result()
+
+
 def _iterate(made: StandIn) -> Iterator[Any]:
     """Return a generator over an iterator of the code."""
     while True:
@@ -201,6 +218,8 @@ class StandIn:
         object.__setattr__(self, "_origin", CODE)
 
     def _ask(self, operation: str, *arguments: Any, **named: Any) -> Any:
+        if is_mixed(self) and operation not in ("reflected", *OPERATORS):
+            raise TypeError(NO_VALUE)
         solution, number = object.__getattribute__(self, "_remote")
         return solution.ask(operation, number, *arguments, **named)
 
@@ -265,10 +284,10 @@ class StandIn:
         return bool(self._ask("bool"))
 
     def __int__(self) -> int:
-        return int(self._number("int"))
+        return int(self._ask("int"))
 
     def __float__(self) -> float:
-        return float(self._number("float"))
+        return float(self._ask("float"))
 
     def __str__(self) -> str:
         return str(self._ask("str"))
@@ -277,15 +296,45 @@ class StandIn:
         return str(self._ask("repr"))
 
     def __neg__(self) -> Any:
-        return self._number("neg")
+        return self._ask("neg")
 
     def __abs__(self) -> Any:
-        return self._number("abs")
+        return self._ask("abs")
 
-    def _number(self, operation: str) -> Any:
-        if origin_of(self) == MIXED:
-            raise TypeError("no number comes of an object of the code and plain data")
-        return self._ask(operation)
+    def __aiter__(self) -> Any:
+        return self._ask("aiter")
+
+    async def __anext__(self) -> Any:
+        return self._ask("anext")
+
+    async def __aenter__(self) -> Any:
+        return self._ask("aenter")
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ask("aexit")
+
+
+class Coroutine(StandIn):
+    """Stand-in for a coroutine of the code, which runs whole, in the code's own event loop, when a test waits for it.
+
+    It is one for ``asyncio.run`` by its methods.
+    """
+
+    def __next__(self) -> NoReturn:
+        raise StopIteration(self._ask("await"))
+
+    def send(self, _: object) -> NoReturn:
+        next(self)
+
+    def throw(self, error: Any, *_: object) -> NoReturn:
+        raise error
+
+    def close(self) -> None:
+        """Do nothing: it is never in the middle."""
+
+    def __await__(self) -> Iterator[Any]:
+        return self._ask("await")
+        yield  # which makes this the generator that Python asks for
 
 
 def number_of(made: StandIn) -> int:
@@ -298,6 +347,11 @@ def origin_of(made: StandIn) -> str:
     """Return where an object comes from: ``CODE``, ``CLASS``, ``TEST`` or ``MIXED``."""
     origin: str = object.__getattribute__(made, "_origin")
     return origin
+
+
+def is_mixed(value: Any) -> bool:
+    """Return whether a value is a stand-in of which nothing but another may come."""
+    return isinstance(value, StandIn) and origin_of(value) == MIXED
 
 
 def _of_origin(value: Any, origin: str) -> Any:
