@@ -21,8 +21,7 @@ from rlplug.errors import ConfigError, RunError
 
 SYNC_S: Final = 5.0
 """Shortest time in seconds between two appends that sync a file of rows."""
-_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""Errors of a file system that has no locks."""
+_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of a file system
 
 
 @contextmanager
@@ -65,6 +64,15 @@ def own_file(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file")
     return descriptor
+
+
+def own_bytes(path: Path, most: int = 1 << 24) -> bytes:
+    """Return what is in a run's own file; ``OSError`` where :func:`own_file` has one, ``ValueError`` past ``most``."""
+    with open(path, "rb", opener=own_file) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
 
 
 @contextmanager
@@ -146,15 +154,7 @@ def require_readable(paths: Iterable[Path]) -> None:
 
 
 def require_no_file(folder: Path, key: str) -> None:
-    """Refuse a folder whose place, or that of a parent, a file takes.
-
-    Args:
-        folder: The folder, which may not exist yet.
-        key: Key or option that names it.
-
-    Raises:
-        ConfigError: The message names the file.
-    """
+    """Raise ``ConfigError`` for a folder, of the key or option ``key``, whose place, or a parent's, a file takes."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{key} is {str(folder)!r}, and {place} is a file: give a folder.")
@@ -198,7 +198,8 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file, without lines that are torn; nothing where there is no file."""
     if path.exists():
         with open(path, "rb", opener=own_file) as file:
-            yield from (record for line in file if (record := whole_record(line)) is not None)
+            while (line := file.readline(1 << 26)).endswith(b"\n"):
+                yield from filter(None, [whole_record(line)])
 
 
 def whole_record(line: bytes) -> dict[str, Any] | None:

@@ -12,7 +12,15 @@ import pytest
 from distributions import ROOT
 
 from rlplug.distributed.child_process import ChildProcess
-from rlplug.distributed.durable_files import FolderLock, RowFile, own_file, require_readable, write_file
+from rlplug.distributed.durable_files import (
+    FolderLock,
+    RowFile,
+    own_bytes,
+    own_file,
+    require_readable,
+    whole_lines,
+    write_file,
+)
 from rlplug.errors import RunError
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -49,6 +57,44 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         require_readable([path])
     with pytest.raises(OSError, match=r"link|regular|directory"):
         os.close(own_file(str(path), os.O_RDWR))
+
+
+def test_a_file_of_zeros_is_not_read_whole(tmp_path: Path) -> None:
+    """Catches a reader that holds a terabyte, which takes no room in an archive or on a disk."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    os.truncate(path, 1 << 40)
+    assert list(whole_lines(path)) == [{"step": 1}]
+    with pytest.raises(ValueError, match="16,777,216 bytes"):
+        own_bytes(path)
+
+
+READERS = ("cli", "recording", "distributed")
+READERS_OF_PLUGINS = ("watch", "eval", "launch")
+READ_OTHERWISE = {
+    "rlplug/cli/configuration/early_checks.py": 1,  # this package's
+    "rlplug/cli/find_commands.py": 1,
+    "rlplug/recording/run_record.py": 2,  # a distribution's
+    "rlplug/recording/provenance.py": 1,  # of this run, which has its lock and has seen that they are files
+    "rlplug/recording/changes.py": 1,
+    "rlplug/distributed/checkpoints/resumed_files.py": 1,
+    "plugins/watch/src/rlplug_watch/page/server.py": 1,
+    "plugins/watch/src/rlplug_watch/loggers/prometheus.py": 1,
+    "plugins/watch/src/rlplug_watch/loggers/prometheus_exposition.py": 1,
+    "plugins/watch/src/rlplug_watch/report_writer.py": 1,
+}
+"""Reads of whole files that are not by ``own_bytes``, by their number in each file."""
+
+
+def test_no_file_of_a_run_is_read_otherwise() -> None:
+    """Catches a new reader that waits at a pipe, follows a link or has no bound: use ``own_bytes``, or say why not."""
+    found = {}
+    folders = [f"rlplug/{name}" for name in READERS] + [f"plugins/{name}/src" for name in READERS_OF_PLUGINS]
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        if number := sum(node.attr in ("read_text", "read_bytes") for node in calls):
+            found[str(path.relative_to(ROOT))] = number
+    assert found == READ_OTHERWISE
 
 
 # ---- no other writers -----------------------------------------------------------------------------------------------

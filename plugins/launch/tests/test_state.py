@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 from rlplug_launch import state
 from rlplug_launch.state import FOLDER, STATE, STOP, LaunchState, ask_to_stop, is_alive
+
+from rlplug.errors import ConfigError
 
 
 def write(folder: Path, said: LaunchState, updated: float) -> None:
@@ -67,3 +70,13 @@ def test_a_driver_without_signs_of_life_is_gone(tmp_path: Path, monkeypatch: pyt
     here = LaunchState("Local", status="running", host=socket.gethostname(), pid=ended.pid)
     write(tmp_path, here, time.time() + 3600)
     assert not is_alive(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_a_state_that_is_no_text_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Catches ``launch --status`` that waits for ever at a pipe, or holds a file that takes no room on its disk."""
+    file = tmp_path / FOLDER / STATE
+    file.parent.mkdir()
+    os.mkfifo(file) if kind == "pipe" else [file.touch(), os.truncate(file, 1 << 40)]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        LaunchState.read(tmp_path)

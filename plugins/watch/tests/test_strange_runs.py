@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 from rlplug_watch.config_values import flat_config, masked_config
+from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.own_files import MAX_TEXT_BYTES, own_path, own_text
+from rlplug_watch.page.sample_index import SampleIndex
 from rlplug_watch.report.page import write_report
 from rlplug_watch.run_state import is_locked, with_state
 
+from rlplug.distributed.durable_files import whole_lines
+
 SECRET = "the-reader-alone-knows-this"
 DEEP = "a: " + "[" * 100_000 + "]" * 100_000
+SPARSE = 1 << 40
+"""Length of a file that takes no room on its disk, which an archive may hold."""
 GROWING = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 
 
@@ -42,6 +48,9 @@ STRANGE: dict[str, Callable[[Path, Path], object]] = {
     "config is huge": lambda run, _: (run / "config.yaml").write_bytes(bytes(MAX_TEXT_BYTES + 1)),
     "record is nested": lambda run, _: (run / "run.json").write_text("[" * 100_000),
     "a sample is nested": lambda run, _: (run / "samples.jsonl").write_text("[" * 100_000 + "\n"),
+    "samples are zeros": lambda run, _: os.truncate(run / "samples.jsonl", SPARSE),
+    "metrics are zeros": lambda run, _: os.truncate(run / "metrics.jsonl", SPARSE),
+    "groups are zeros": lambda run, _: [(run / "groups.jsonl").touch(), os.truncate(run / "groups.jsonl", SPARSE)],
     "config is a pipe": lambda run, _: [(run / "config.yaml").unlink(), os.mkfifo(run / "config.yaml")],
     "samples are a pipe": lambda run, _: [(run / "samples.jsonl").unlink(), os.mkfifo(run / "samples.jsonl")],
 }
@@ -67,6 +76,22 @@ def test_a_lock_that_is_a_pipe_says_nothing_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.lock")
     assert is_locked(tmp_path / "run.lock") is None
     assert with_state({"status": "unfinished"}, tmp_path) == {"status": "unfinished"}
+
+
+def test_a_file_of_zeros_is_read_in_time_and_memory(tmp_path: Path) -> None:
+    """Catches ``watch`` that holds a terabyte as one line, or looks for its end."""
+    run = make_run(tmp_path / "run", num_steps=3)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        os.truncate(run / name, SPARSE)
+    began = time.monotonic()
+    metrics = MetricsFile(lambda: run / "metrics.jsonl")
+    assert metrics.latest(["reward/mean"]) == {}
+    assert metrics.sampled("reward/mean", 4)[0].tolist() == [0.0]
+    index = SampleIndex(run / "samples.jsonl")
+    index.grow(0.5)
+    assert not index.is_complete
+    assert [row["step"] for row in whole_lines(run / "metrics.jsonl")] == [0, 1, 2]
+    assert time.monotonic() - began < 60
 
 
 def test_what_has_no_end_is_not_shown() -> None:

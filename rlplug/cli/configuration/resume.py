@@ -11,11 +11,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from rlplug.cli.command_parser import take_option
 from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST, list_checkpoints, run_dir_of
 from rlplug.distributed.checkpoints.reader import NEWEST_WHOLE, newest_checkpoint, newest_whole
-from rlplug.distributed.durable_files import reason
+from rlplug.distributed.durable_files import own_bytes, reason
 from rlplug.errors import ConfigError
 
-_BLOCKS: Final = ("trainer", "model", "data", "run", "checkpoint")
-"""Every run writes them."""
+_BLOCKS: Final = ("trainer", "model", "data", "run", "checkpoint")  # every run writes them
 
 
 def with_resume(arguments: list[str]) -> list[str]:
@@ -59,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     problem = "it holds no configuration"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(own_bytes(path))
         if isinstance(found, dict) and found:
             if not (missing := [block for block in _BLOCKS if block not in found]):
                 return found

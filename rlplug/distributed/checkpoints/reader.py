@@ -38,7 +38,7 @@ from rlplug.distributed.checkpoints.files import (
     list_checkpoints,
     run_dir_of,
 )
-from rlplug.distributed.durable_files import reason
+from rlplug.distributed.durable_files import own_bytes, reason
 from rlplug.errors import ConfigError, RLPlugError, RunError
 
 NEWEST_WHOLE: Final = "newest-whole"
@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         ValueError | OSError: There is no manifest, or it is damaged.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        files = json.loads(own_bytes(folder / MANIFEST))["files"]
         digests = {name: FileDigest(name, each["size"], each["xxh3"]) for name, each in files.items()}
     except FileNotFoundError:
         raise ValueError(f"there is no {MANIFEST}, so rlplug has not written it, or not to the end") from None

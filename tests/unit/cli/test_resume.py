@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
@@ -80,3 +82,12 @@ def test_what_is_no_checkpoint_is_refused(run_dir, path):
 def test_the_configuration_of_a_checkpoint(run_dir, tmp_path):
     assert config_of(run_dir / "checkpoints" / "step-00000004") == CONFIG
     assert config_of(tmp_path) == {}  # of a run from Python
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_a_configuration_that_is_no_text_is_refused_at_once(tmp_path, kind):
+    """Catches a resume that waits for ever at a pipe, or holds a file that takes no room on its disk."""
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path) if kind == "pipe" else [path.touch(), os.truncate(path, 1 << 40)]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config(path)

@@ -106,8 +106,8 @@ def base_of(policy: Mapping[str, Any]) -> BaseModel:
 def _license(readme: Path) -> str:
     """Return the licence in the front matter of a README, or ``unknown``."""
     try:
-        found = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        found = ModelCard(own_text(readme.resolve()), ignore_metadata_errors=True).data.get("license")
+    except (OSError, RuntimeError, ValueError, TypeError, yaml.YAMLError):
         return UNKNOWN
     return found if isinstance(found, str) and re.fullmatch(r"[a-z0-9.+-]{1,60}", found) else UNKNOWN
 

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import xxhash
 
-from rlplug.distributed.durable_files import FolderLock, RowFile, explained, replaced, require_readable, write_file
+from rlplug.distributed.durable_files import (
+    FolderLock,
+    RowFile,
+    explained,
+    own_bytes,
+    replaced,
+    require_readable,
+    write_file,
+)
 from rlplug.errors import ConfigError
 from rlplug.observability.sample_records import json_line, sample_record
 from rlplug.types import Prompt, Sample, SamplingParams
@@ -208,7 +216,7 @@ def read_record(path: Path) -> EvalRecord:
         ConfigError: There is none, or it is damaged.
     """
     try:
-        found = json.loads((path / RECORD).read_text())
+        found = json.loads(own_bytes(path / RECORD))
         options = found["options"]
         options = EvalOptions(
             **{**options, "ks": tuple(options["ks"]), "sampling": SamplingParams(**options["sampling"])}
@@ -216,7 +224,7 @@ def read_record(path: Path) -> EvalRecord:
         return EvalRecord(**{**found, "options": options})
     except FileNotFoundError:
         raise ConfigError(f"{path} is no folder of an evaluation: it has no {RECORD}.") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path / RECORD} is damaged, so this evaluation cannot go on: {error}.") from error
 
 

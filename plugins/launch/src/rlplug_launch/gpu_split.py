@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from rlplug.distributed.durable_files import own_bytes
 from rlplug.errors import ConfigError
 from rlplug.observability.metrics_log import read_metrics
 
@@ -95,7 +96,7 @@ def _rows(folder: Path) -> list[dict[str, float]]:
 def _world_size(folder: Path) -> int:
     path = folder / "run.json"
     try:
-        return int(json.loads(path.read_text())["world_size"])
+        return int(json.loads(own_bytes(path))["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"--rates: {path} does not say how many GPUs trained. {BY_HAND}") from None
 
@@ -104,10 +105,10 @@ def _engine_gpus(folder: Path, world_size: int) -> int:
     """Return how many GPUs the engines of a run had: those of the trainer, or the servers' own."""
     path = folder / "config.yaml"
     try:
-        config: Any = yaml.safe_load(path.read_text())
+        config: Any = yaml.safe_load(own_bytes(path))
         rollout = config["model"].get("rollout") or {}
         name, options = rollout.get("class_path", ""), rollout.get("init_args") or {}
-    except (OSError, yaml.YAMLError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, yaml.YAMLError, KeyError, AttributeError, TypeError):
         raise ConfigError(f"--rates: {path} cannot be read. {BY_HAND}") from None
     if options.get("gpus"):
         return len(options["gpus"])

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from rlplug.distributed.durable_files import write_file
+from rlplug.distributed.durable_files import own_bytes, write_file
 from rlplug.errors import ConfigError
 
 FOLDER: Final = "launch"
@@ -69,7 +69,7 @@ class LaunchState:
         """
         file = run_folder / FOLDER / STATE
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(own_bytes(file))
             state = cls(**{**found, "tasks": [TaskState(**task) for task in found["tasks"]]})
             _require_types(state, *state.tasks)
             return state

@@ -26,9 +26,9 @@ Isolation of a call, beside its limits:
 
 - It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
   ``/dev/shm`` of its own, of at most the memory limit and 64 files per MiB, that ends with it. As root they need
-  ``CAP_SYS_ADMIN``; another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
-  call of another user can signal and read the trainer, unless Landlock refuses that (Linux 6.12, with
-  :attr:`Limits.folders`): :attr:`ToolPool.isolation` says what the first call found by trying.
+  ``CAP_SYS_ADMIN``; another user needs a kernel that allows user namespaces. Without them, a call of root is still
+  another user's, and a call of another user can signal and read the trainer, unless Landlock refuses that (Linux 6.12,
+  with :attr:`Limits.folders`): :attr:`ToolPool.isolation` says what the first call found by trying.
 - A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
   memory, limits and priority of other processes, mounts, and new namespaces. It knows x86_64 and aarch64.
 - Sockets are refused where :attr:`Limits.network` is false, but for pairs of streams, which asyncio needs: they lead

@@ -113,8 +113,8 @@ class MetricsFile:
             for begin in np.linspace(0, file.seek(0, os.SEEK_END), count, dtype=np.int64).tolist():
                 file.seek(max(0, begin - 1))
                 if begin:
-                    file.readline()  # the rest of the line before
-                lines[file.readline()] = None
+                    file.readline(MAX_LINE_BYTES)  # the rest of the line before
+                lines[file.readline(MAX_LINE_BYTES)] = None
         found = [
             (record["step"], record[name]) for record in _whole(lines) if math.isfinite(record.get(name, math.inf))
         ]
@@ -198,7 +198,7 @@ def _lines_from_end(file: io.BufferedIOBase, begin: int, end: int) -> Iterator[t
     """Yield blocks of whole lines between two offsets, the last block first, and the offset of each."""
     rest = b""
     """Of a line that begins in an earlier block."""
-    while end > begin:
+    while end > begin and len(rest) < MAX_LINE_BYTES:
         at = max(begin, end - BLOCK_BYTES)
         file.seek(at)
         block = file.read(end - at) + rest

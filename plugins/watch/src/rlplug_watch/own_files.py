@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
-from rlplug.distributed.durable_files import own_file
+from rlplug.distributed.durable_files import own_bytes
 
 MAX_TEXT_BYTES: Final = 1 << 24
 """Most that is read of a file as one text."""
@@ -31,6 +32,14 @@ def own_path(folder: Path, name: str) -> Path | None:
     return path if is_own else None
 
 
+def own_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines up to one that is longer than any row: a file of zeros takes no disk, and hours to be read."""
+    while line := file.readline(MAX_LINE_BYTES):
+        yield line
+        if len(line) == MAX_LINE_BYTES:
+            return
+
+
 def own_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return a run's own file as text; bytes that are no UTF-8 are replaced.
 
@@ -38,8 +47,4 @@ def own_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
         OSError: It cannot be read, or is no regular file.
         ValueError: It is larger than ``most_bytes``.
     """
-    with open(path, "rb", opener=own_file) as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes:,} bytes")
-    return data.decode(errors="replace")
+    return own_bytes(path, most_bytes).decode(errors="replace")

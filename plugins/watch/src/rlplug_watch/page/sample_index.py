@@ -145,7 +145,7 @@ class SampleIndex:
                     if len(line) < MAX_LINE:  # the end of a line that is still written
                         self.num_bytes = self.num_bytes_read
                         break
-                    length = len(line) + _skip_line(file)
+                    length = len(line) + _skip_line(file, deadline)
                     self.num_unreadable += 1
                 else:
                     length = len(line)
@@ -195,10 +195,10 @@ def _small(value: int | None, absent: int = 0) -> int:
     return absent if value is None else max(-LARGEST, min(value, LARGEST - 1))
 
 
-def _skip_line(file: Any) -> int:
-    """Read to the end of a line, and return how many bytes that were."""
+def _skip_line(file: Any, deadline: float) -> int:
+    """Read to the end of a line, or until it is late, and return how many bytes that were."""
     length = 0
-    while part := file.readline(CHUNK):
+    while time.monotonic() < deadline and (part := file.readline(CHUNK)):
         length += len(part)
         if part.endswith(b"\n"):
             break

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from rlplug.distributed.durable_files import own_file
-from rlplug_watch.own_files import MAX_LINE_BYTES
+from rlplug_watch.own_files import own_lines
 
 SAMPLES_FILE: Final = "samples.jsonl"
 NUM_SAMPLES: Final = 5
@@ -160,7 +160,7 @@ def _ordered(samples: Sequence[Candidate], sign: int) -> list[Candidate]:
 def _lines(file: BinaryIO) -> Iterator[tuple[int, _Line | None]]:
     """Yield the offset of each line that is not empty, and its fields, ``None`` for a line that is no object."""
     offset = 0
-    while line := file.readline(MAX_LINE_BYTES):
+    for line in own_lines(file):
         if line.strip():
             yield offset, _decoded(line)
         offset += len(line)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError
+from rlplug_watch.own_files import own_lines
 from rlplug_watch.report.figure import HUES, Figure
 
 FILE: Final = "groups.jsonl"
@@ -83,10 +84,10 @@ class ChosenSteps:
             if self.first is None:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - TAIL_BYTES))
-                found = [_timeline(line, lambda step: True) for line in file]
+                found = [_timeline(line, lambda step: True) for line in own_lines(file)]
                 return [each for each in found if each is not None][-NUM_NEWEST:]
             first, last = self.first, self.last or self.first
-            found = [_timeline(line, lambda step: first <= step <= last) for line in file]
+            found = [_timeline(line, lambda step: first <= step <= last) for line in own_lines(file)]
         return [each for each in found if each is not None]
 
 
