@@ -314,8 +314,8 @@ def call_within(deadline_s: float, function: Callable[[], Any]) -> Any:
             raise
 
     (call,) = TimeoutExecutor(deadline_s, 1).run([run], [lambda value: value])
-    if raised and call.error:
-        raise raised[0]
+    if raised and call.error:  # a panic of Rust is no Exception
+        raise raised[0] if isinstance(raised[0], Exception) else RuntimeError(describe(raised[0]))
     if call.error:
         raise CallError(call.error)
     return call.value

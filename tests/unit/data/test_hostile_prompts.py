@@ -7,6 +7,8 @@ import time
 
 import pytest
 from hostile import SURROGATE, deep
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from unit.data.prompt_cases import USER_MESSAGE, ListSource, build_tokenizer
 
 from rlplug.data import chat_template, tokenizing
@@ -108,6 +110,14 @@ def test_a_tokenizer_that_fails_names_the_prompt():
 
     with pytest.raises(ConfigError, match=r"'odd' failed .TypeError: no such text.* the prompt 'p1' of 3 char"):
         load(ListSource("good", "bad"), Failing())
+
+
+def test_a_regex_of_a_tokenizer_that_gives_up_names_the_prompt():
+    """Catches a panic of Rust, which is no ``Exception`` and ended the start in a traceback."""
+    tokenizer = build_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = Split(Regex("(a+)+(?!a)b(?=c)"), "isolated")
+    with pytest.raises(ConfigError, match=r"retry-limit.*prompt 'a'"):
+        tokenizing.tokenize_all(["a"], ["a" * 40], tokenizer, False, 100)
 
 
 def test_a_long_text_of_few_tokens_is_tokenised_whole():

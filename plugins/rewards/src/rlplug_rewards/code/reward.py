@@ -44,7 +44,7 @@ class CodeReward(Reward):
         all_or_nothing: Give 1 for all tests, and else 0.
         test_s: Longest time for one test, in seconds.
         timeout_s: Longest time for all tests of a sample, in seconds. The tests that are left then count as failed.
-        memory_mib: Memory limit of each process, in MiB; all processes of a sample may hold twice as much.
+        memory_mib: Memory limit of each process, in MiB.
         num_processes: Samples that are tested at once, per rank.
         allow_visible_files: Also run where files, such as the expected answers, cannot be hidden from the code.
         weight: Factor of this reward in the sum that trains.
