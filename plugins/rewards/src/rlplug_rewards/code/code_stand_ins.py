@@ -14,7 +14,7 @@ import select
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ class Coroutine(StandIn):
     def close(self) -> None:
         """Do nothing: it is never in the middle."""
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[None, None, Any]:
         return self._ask("await")
         yield  # which makes this the generator that Python asks for
 
