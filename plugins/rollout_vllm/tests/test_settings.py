@@ -199,7 +199,7 @@ def test_values_that_cannot_be(wrong):
 
 
 @pytest.mark.parametrize(
-    ("version", "is_known"), [("0.25.3", False), ("0.26.0", True), ("0.32.0+cpu", True), ("0.33", False)]
+    ("version", "is_known"), [("0.25.3", False), ("0.26.0", True), ("0.33.0+cpu", True), ("0.34", False)]
 )
 def test_versions_that_are_known(monkeypatch, version, is_known):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
@@ -208,6 +208,19 @@ def test_versions_that_are_known(monkeypatch, version, is_known):
     else:
         with pytest.raises(ConfigError, match=rf"vLLM {version} is installed.*rlplug-rollout-vllm knows"):
             VERSIONS.require_module("vllm")
+
+
+@pytest.mark.parametrize("place", ["common", "launchers", "openai"])
+def test_the_api_servers_arguments_are_found_in_each_known_version(tmp_path, monkeypatch, place):
+    """Would miss vLLM's next move of their file; without the middleware, routes for weights ask for no key."""
+    file = tmp_path / "entrypoints" / place / "cli_args.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("class BaseFrontendArgs:\n    middleware: list[str] = []\n    enable_scale_out: bool = False\n")
+    monkeypatch.setattr(server_module, "package_folder", lambda name: tmp_path)
+    assert server_module.frontend_flags() == [
+        "--middleware=rlplug_rollout_vllm.server_key.RequireKey",
+        "--enable-scale-out",
+    ]
 
 
 def test_missing_vllm_is_said_with_the_remedy(monkeypatch):

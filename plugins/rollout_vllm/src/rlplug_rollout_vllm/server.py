@@ -247,10 +247,10 @@ def frontend_flags() -> list[str]:
     """Return the arguments of the API server, as far as the installed vLLM has them."""
     wanted = {
         "middleware": "rlplug_rollout_vllm.server_key.RequireKey",
-        "enable_scale_out": True,  # /inference/v1/generate is behind it in vLLM 0.32, and always there in 0.26
+        "enable_scale_out": True,  # /inference/v1/generate is behind it from vLLM 0.32 on, and always there in 0.26
         "disable_uvicorn_access_log": True,
     }
-    for place in ("launchers", "openai"):
+    for place in ("common", "launchers", "openai"):  # of vLLM 0.33, 0.32 and 0.26
         file = package_folder("vllm") / "entrypoints" / place / "cli_args.py"
         classes = declared_fields(file.read_text()) if file.is_file() else {}
         known = {field for name, fields in classes.items() if name.endswith("FrontendArgs") for field in fields}
