@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no
 SGLANG_WHEELS := models/sglang-wheels
 SGLANG_VERSIONS := 0.5.13 0.5.23
 
-.PHONY: help install quickstart smollm2 test test-all test-vllm sglang-wheels lint docs clean mypy check-docs site serve-docs dist try-dist hooks
+.PHONY: help install quickstart smollm2 test test-all test-vllm test-oldest test-newest tested-oldest tested-newest sglang-wheels lint docs clean mypy check-docs site serve-docs dist try-dist hooks
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,6 +42,20 @@ test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Ins
 	$(INSTALL) wandb mlflow-skinny sqlalchemy alembic  # 220 MiB; mlflow itself asks for an older pyarrow
 	$(PYTEST) -m "nightly or not nightly" --hypothesis-profile=nightly
 	$(VLLM_BIN)/python -m pytest -m "nightly or not nightly" plugins/rollout_vllm/tests
+
+# the oldest of what all pyproject.toml claim, and the newest that the index has; each in an environment of its own
+test-oldest: tested-oldest  ## Run the tests of every push with the oldest libraries that are claimed
+test-newest: tested-newest  ## Run them with the newest that the index has
+tested-oldest tested-newest: tested-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	$(BOUNDS_PIP) torch 'setuptools>=77'
+	$(BOUNDS_PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %)
+	$(BOUNDS_PIP) 'rlplug[dev,tensorboard]'
+	.venv-$*/bin/python -m pytest tests/unit tests/integration
+	.venv-$*/bin/rlplug fit --config configs/quickstart.yaml
+
+tested-oldest: BOUNDS_PIP = .venv-oldest/bin/$(PIP_INSTALL) --constraint constraints-oldest.txt
+tested-newest: BOUNDS_PIP = .venv-newest/bin/$(PIP_INSTALL) --upgrade
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run those tests of every push that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest --changed plugins/rollout_vllm/tests
@@ -80,7 +94,7 @@ hooks: $(VENV)/.installed-dev  ## Have git check each commit: see .pre-commit-co
 	$(BIN)/pre-commit install
 
 clean:  ## Remove what the targets above made, runs excepted
-	rm -rf $(VENV) $(VLLM_VENV) build dist docs/api/plugins models *.egg-info plugins/*/src/*.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .venv-oldest .venv-newest build dist docs/api/plugins models *.egg-info plugins/*/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

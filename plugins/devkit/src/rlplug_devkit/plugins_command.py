@@ -24,7 +24,11 @@ STYLES: Final = {"loaded": "green", "blocked": "yellow", "failed": "red", "insta
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rlplug plugins", description="Show the installed plugins.", allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="import each plugin, as a run does, and show what fails")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="import each plugin, as a run does, and show what fails, and which engines are certified here",
+    )
     parser.add_argument(
         "--verbose",
         action="store_true",
@@ -67,10 +71,32 @@ def plugins_command(arguments: list[str]) -> int:
         print(json.dumps([vars(record) for record in records], indent=2))
     else:
         _print(records, is_checked=options.check or options.verbose, is_verbose=options.verbose)
+        if options.check:
+            _show_certified(records)
         if options.verbose:
             say("hooks, in the order of their calls")
             _show_pairs((hook, sequence_of(callers)) for hook, callers in order.items())
     return 1 if any(record.state == "failed" for record in records) else 0
+
+
+def _show_certified(plugins: Sequence[PluginRecord]) -> None:
+    """Print what records of certifications say of the installed engines and trainers."""
+    from rlplug_devkit.certify.installed import verdicts
+
+    found, problems = verdicts()
+    for each in found:
+        style = "green" if each.is_certified else "yellow"
+        say((f"{each.engine} with {each.trainer}", "bold"), " ", (each.text, style), wraps=True)
+        if each.advice:
+            say(f"  {each.advice}")
+    registered = [
+        name for plugin in plugins if plugin.state == "loaded" and not plugin.reason for name in plugin.registers
+    ]
+    engines = {name.removeprefix("rollouts/") for name in registered if name.startswith("rollouts/")}
+    for engine in sorted(engines - {each.engine for each in found}):
+        say((engine, "bold"), f" has no record: rlplug certify --engine {engine}")
+    for problem in problems:
+        say(("a record is refused", "red"), f": {problem}", wraps=True)
 
 
 def installed(blocked: Iterable[str] = ()) -> list[PluginRecord]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
+from rlplug.observability.terminal import say
 from rlplug_devkit.check import generated
 from rlplug_devkit.check.results import RESULTS, Result, read_results
 from rlplug_devkit.check.subjects import Subject, class_name
+from rlplug_devkit.claims import words_of
 
 OPTIONS: Final = ("-q", "-p", "no:cacheprovider", "-p", "rlplug_devkit.check.results", "-o", "addopts=")
+LINE_S: Final = 30.0
+"""Time between two lines of progress in seconds."""
 SLOW: Final = ("engine", "trainer", "optimization")
 """Kinds whose subjects come first, so that no process begins one when the others have ended."""
 
@@ -42,7 +47,21 @@ def run_kits(
             for number, (part, own) in enumerate(parts)
             if part or own
         ]
+        while wait(futures, timeout=LINE_S).not_done:
+            say(_progress(folder), wraps=True)
         return [result for future in futures for result in future.result()]
+
+
+def _progress(folder: Path) -> str:
+    """Return in words what the processes that write below a folder have done, and what they do."""
+    begun: list[str] = []
+    num_done = 0
+    for file in sorted(folder.glob("*/*/results.jsonl")):
+        with contextlib.suppress(ValueError):  # its last line is not whole yet
+            found, last = read_results(file.read_text().splitlines())
+            num_done += len(found)
+            begun += [] if last is None else [f"{words_of(last.check)} ({last.subject.removeprefix('Test')})"]
+    return f"{num_done} checks done; now {', '.join(begun) or 'starting'}"
 
 
 def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> list[Result]:

@@ -113,6 +113,23 @@ def package_of(name: str, settings: Path | None = None) -> Package:
     )
 
 
+def registered_subject(kind: str, name: str) -> tuple[Subject, Registration]:
+    """Return a registered class as a subject of its kit, made as its package's conformance.yaml says.
+
+    Args:
+        kind: Of registrations: ``rollouts``, ``trainers`` ...
+        name: The class's name.
+
+    Raises:
+        ConfigError: No installed plugin registers it.
+    """
+    registry = PluginManager(strict=False).registry
+    for each in (each for found in registry.by_distribution().values() for each in found):
+        if (each.kind, each.name) == (kind, name):
+            return _subject(each, _settings(_own_settings(each.place))), each
+    raise ConfigError(registry.explain_unknown(kind, name))
+
+
 def _loaded(record: PluginRecord) -> bool:
     return record.state == "loaded"
 

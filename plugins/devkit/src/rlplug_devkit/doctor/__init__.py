@@ -97,6 +97,7 @@ def diagnose(blocked: Sequence[str] = (), is_quick: bool = False) -> list[Findin
         *checked("host", host.ports),
         *checked("variables", host.variables),
         *checked("libraries of plugins", packages.libraries),
+        *checked("certified sets", packages.certified),
         *checked("plugins", lambda: packages.plugins(plugins, blocked)),
     ]
     driver = checked("GPUs", lambda: gpus.driver(smi))

@@ -90,6 +90,21 @@ def _library(distribution: str, extra: str, requirement: Requirement) -> Iterato
         yield Finding("libraries of plugins", requirement.name, f"{installed}; {tested}", "warns", advice)
 
 
+def certified() -> Iterator[Finding]:
+    """Look for records of ``rlplug certify`` that are of the installed set."""
+    from rlplug_devkit.certify.installed import verdicts
+
+    found, problems = verdicts()
+    for each in found:
+        name = f"{each.engine} with {each.trainer}"
+        yield Finding("certified sets", name, each.text, "ok" if each.is_certified else "note", each.advice)
+    for problem in problems:
+        yield Finding("certified sets", "a record", f"is refused: {problem}", "warns", "Install its package again.")
+    if not found:
+        advice = "rlplug certify --engine CLASS makes one."
+        yield Finding("certified sets", "records", "none is of an installed engine and trainer", "note", advice)
+
+
 def plugins_command(blocked: Sequence[str]) -> list[str]:
     """Return the command that imports the plugins, in a process of its own: an import may hang or crash."""
     return [

@@ -11,7 +11,7 @@ import pytest
 
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.types import SamplingParams
-from rlplug_devkit.claims import applies_to
+from rlplug_devkit.claims import DOES_NOT_APPLY, applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
 from rlplug_devkit.process_state import Holdings, holdings, still_there
@@ -88,7 +88,7 @@ class LastChecks(EngineChecks):
         bench.holding("first")
         processes = bench.own_processes()
         if not processes:
-            pytest.skip(f"{bench.engine_name} has no processes of its own on this machine")
+            pytest.skip(f"{DOES_NOT_APPLY}{bench.engine_name} has no processes of its own on this machine")
         for process in processes:
             process.kill()
         began = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from rlplug.observability.metrics_log import read_metrics
 
@@ -36,6 +36,21 @@ CONFIG: Final[Mapping[str, Any]] = {
 }
 """What a test's own configuration is laid over. ``GRPO`` must be installed unless that names another algorithm."""
 
+TINY_LLAMA: Final = LlamaConfig(
+    architectures=["LlamaForCausalLM"],
+    vocab_size=len(CHARACTERS),
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    bos_token_id=None,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+"""Configuration of the model."""
+
 
 @dataclass(frozen=True)
 class TinyRun:
@@ -53,7 +68,12 @@ def starts_low(completion: str) -> float:
     return float(completion[:1].lower() < "n")
 
 
-def train_two_steps(folder: Path, config: Path | Mapping[str, Any], timeout_s: float = 600.0) -> TinyRun:
+def train_two_steps(
+    folder: Path,
+    config: Path | Mapping[str, Any],
+    timeout_s: float = 600.0,
+    model: PretrainedConfig = TINY_LLAMA,
+) -> TinyRun:
     """Train two steps on the CPU in a process of its own, as ``rlplug fit`` does, and return what the run left.
 
     Args:
@@ -61,12 +81,13 @@ def train_two_steps(folder: Path, config: Path | Mapping[str, Any], timeout_s: f
         config: What the run has that :data:`CONFIG` has not, or a YAML file of it. Where it names a class, that class
             replaces the one of ``CONFIG`` with all its arguments.
         timeout_s: Longest time for the run in seconds.
+        model: Configuration of the model, with an embedding for each of ``CHARACTERS``.
 
     Raises:
         AssertionError: The run failed; the message has its output.
     """
     given = yaml.safe_load(config.read_text()) if isinstance(config, Path) else config
-    write_task(folder)
+    write_task(folder, model)
     (folder / "config.yaml").write_text(yaml.safe_dump(merged(CONFIG, given)))
     # the folders that this process imports from: a run must find what the test finds
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
@@ -85,25 +106,13 @@ def merged(base: Any, given: Any) -> Any:
     return {**base, **{key: merged(base[key], value) if key in base else value for key, value in given.items()}}
 
 
-def write_task(folder: Path) -> None:
-    """Write ``model/``, a Llama's configuration with its tokenizer, and ``prompts.jsonl``, letters with an answer."""
+def write_task(folder: Path, model: PretrainedConfig = TINY_LLAMA) -> None:
+    """Write ``model/``, a model's configuration with its tokenizer, and ``prompts.jsonl``, letters with an answer."""
     tokenizer = Tokenizer(models.WordLevel({text: index for index, text in enumerate(CHARACTERS)}, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<eos>", eos_token="<eos>")
     fast.save_pretrained(folder / "model")
-    LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=len(CHARACTERS),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    ).save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")
     rows = [{"prompt": f"{letter}>", "answer": letter} for letter in "abcdefghijklmnop"]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
