@@ -164,7 +164,7 @@ class KeepsFirstWeights(HFRollout):
     """Takes weights once, and says that it takes them always."""
 
     def update_weights(self, buckets: Any, version: int) -> Any:
-        if version <= 1:
+        if version == 0:
             return super().update_weights(buckets, version)
         kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
         report = super().update_weights(buckets, version)

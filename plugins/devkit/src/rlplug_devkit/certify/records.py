@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def is_green(self) -> bool:
-        return self.values["conclusion"] == "certified"
+        return bool(self.values["conclusion"] == "certified")
 
     def says(self) -> str:
         """Return in words what ran where, when, and who ships the record."""
@@ -83,7 +83,7 @@ class Record:
         return f"{families} on {self.device}, {self.values['began'][:10]}, record of {self.owner or 'a file'}"
 
 
-def conclusion_of(results: list[Mapping[str, Any]]) -> str:
+def conclusion_of(results: Sequence[Mapping[str, Any]]) -> str:
     """Return ``certified`` where in each part of the results something was held, and nothing failed or was skipped."""
     parts: dict[str, list[str]] = {}
     for result in results:
