@@ -173,16 +173,13 @@ class KeepsFirstWeights(HFRollout):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("engine", "failed"), [("HFRollout", []), ("KeepsFirstWeights", ["engine_and_trainer_agree_in_step_2"])]
-)
-def test_an_engine_that_takes_weights_once_is_not_certified(
-    engine: str, failed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_takes_weights_once_is_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches an update so small that the logprobs of old weights would pass; HFRollout itself has a record."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    name = engine if engine == "HFRollout" else f"test_certify.{engine}"
-    results, measured = try_learning(
-        Subject("engine", name, name), Subject("trainer", "TransformersTrainer", ""), "llama3", FLOAT32, "cpu", 600.0
-    )
-    assert [result["check"] for result in results if result["held"] == "failed"] == failed, results
-    assert measured.keys() == {"1", "2"}
+    engine = Subject("engine", "test_certify.KeepsFirstWeights", "")
+    trainer = Subject("trainer", "TransformersTrainer", "")
+
+    (result,), measured = try_learning(engine, trainer, "llama3", FLOAT32, "cpu", 600.0)
+
+    assert (result["check"], result["held"], measured) == ("two_steps_end", "failed", {})
+    assert "step 2: KeepsFirstWeights and the trainer disagree" in result["reason"]

@@ -6,7 +6,7 @@ import os
 import sys
 
 import pytest
-from rlplug_engines.colocated import environment_variables, is_trainer_variable, process_kept
+from rlplug_engines.colocated import environment_variables, is_trainer_variable, process_kept, recursion_limit_kept
 
 
 def test_variables_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,13 +30,15 @@ def test_variables_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_library_changes_at_its_start_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLPLUG_OLD", "before")
     monkeypatch.setenv("RLPLUG_GONE", "before")
-    former, hook = dict(os.environ), sys.excepthook
-    with process_kept():
+    former, hook, limit = dict(os.environ), sys.excepthook, sys.getrecursionlimit()
+    with process_kept(), recursion_limit_kept():
+        sys.setrecursionlimit(limit + 1)
         os.environ |= {"RLPLUG_OLD": "now", "RLPLUG_NEW": "now"}
         del os.environ["RLPLUG_GONE"]
         sys.excepthook = lambda *_: None
     assert dict(os.environ) == former
     assert sys.excepthook is hook
+    assert sys.getrecursionlimit() == limit
 
 
 @pytest.mark.parametrize(

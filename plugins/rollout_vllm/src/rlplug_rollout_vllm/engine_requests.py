@@ -17,6 +17,7 @@ from rlplug_engines.colocated import (
     as_finish_reason,
     experts_of_request,
     preserved_rng,
+    recursion_limit_kept,
 )
 
 from rlplug.errors import RunError
@@ -114,9 +115,9 @@ class VLLMRequests(EngineRequests[Any]):
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Leave the trainer's random generators alone, and raise what goes wrong in the engine as a fault."""
+        """Leave the trainer's random generators and recursion limit alone, and raise the engine's errors as faults."""
         try:
-            with preserved_rng():
+            with preserved_rng(), recursion_limit_kept():
                 yield
         except torch.AcceleratorError as problem:
             raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem

@@ -5,7 +5,12 @@ from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug_engines.colocated.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
-from rlplug_engines.colocated.environment import environment_variables, is_trainer_variable, process_kept
+from rlplug_engines.colocated.environment import (
+    environment_variables,
+    is_trainer_variable,
+    process_kept,
+    recursion_limit_kept,
+)
 from rlplug_engines.colocated.finish_reasons import as_finish_reason
 from rlplug_engines.colocated.loop import EngineLoop
 from rlplug_engines.colocated.loop_requests import LoopRequests
@@ -52,4 +57,5 @@ __all__ = [
     "package_folder",
     "preserved_rng",
     "process_kept",
+    "recursion_limit_kept",
 ]

@@ -49,6 +49,16 @@ def process_kept() -> Iterator[None]:
         sys.excepthook = hook
 
 
+@contextmanager
+def recursion_limit_kept() -> Iterator[None]:
+    """Put Python's recursion limit back at the end: torch.compile raises it whenever it compiles."""
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def _apply(changes: Mapping[str, str | None]) -> None:
     for name, value in changes.items():
         if value is None:
