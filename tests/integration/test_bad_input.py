@@ -110,7 +110,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     [
         (
             "command",
-            ["no command 'train'", "There are fit, validate, audit-reward, chat, check, compare"],
+            ["no command 'train'", "There are fit, validate, audit-reward, certify, chat, check, compare"],
         ),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
         ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),
