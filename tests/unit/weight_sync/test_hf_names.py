@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -139,7 +141,10 @@ def test_a_weight_that_is_neither_experts_nor_a_matrix_is_cut_too():
     """Of a linear attention: convolutions of queries, keys and values in one tensor [C, 1, K]."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(OlmoHybridConfig(num_hidden_layers=4))
-    (name,) = {name for name, _ in model.named_parameters() if name.endswith("0.linear_attn.conv1d.weight")}
+    names = [name for name, _ in model.named_parameters() if name.endswith("0.linear_attn.conv1d.weight")]
+    if not names and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("this transformers (5.8.1 at least) keeps the convolutions in tensors of their own")
+    (name,) = names
     shapes = {weight.name: weight.shape for weight in hf_weights(model)[name]}
     assert shapes == {n: t.shape for n, t in revert_weight_conversion(model, {name: model.get_parameter(name)}).items()}
     assert len(shapes) == 3
