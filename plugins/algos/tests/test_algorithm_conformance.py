@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from rlplug_algos.cispo import CISPO
+from rlplug_algos.composed import Composed
 from rlplug_algos.corrections import Correction
 from rlplug_algos.dapo import DAPO
 from rlplug_algos.dr_grpo import DrGRPO
@@ -17,6 +18,7 @@ from rlplug_algos.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
 from rlplug_devkit import AlgorithmConformance
+from worked_examples import settings_of
 
 from rlplug.interfaces import Algorithm
 
@@ -26,7 +28,7 @@ nightly = pytest.mark.nightly
 def kit(make: type[Algorithm], zero_advantages: str = "group", **options: Any) -> type[AlgorithmConformance]:
     """Return the checks of an algorithm with these options."""
     body = {"make_algorithm": lambda _: make(**options), "zero_advantages": zero_advantages}
-    return type(f"Test{make.__name__}", (AlgorithmConformance,), body)
+    return type(f"Test{make.__name__}", (AlgorithmConformance,), body | settings_of(make))
 
 
 TestGRPO = kit(GRPO)
@@ -37,6 +39,7 @@ TestDrGRPO = nightly(kit(DrGRPO))
 TestDAPO = nightly(kit(DAPO, overlong_filter=True))
 TestRLOO = nightly(kit(RLOO))
 TestGSPO = nightly(kit(GSPO))
+TestComposed = nightly(kit(Composed))
 TestCISPO = nightly(kit(CISPO))
 TestReinforcePP = nightly(kit(ReinforcePP, "step"))
 TestVAPO = nightly(kit(VAPO, "never"))

@@ -8,6 +8,7 @@ from rlplug.late_names import late_names
 
 if TYPE_CHECKING:
     from rlplug_devkit.algorithms.conformance import AlgorithmConformance
+    from rlplug_devkit.algorithms.examples import Completion, WorkedExample
     from rlplug_devkit.engines.conformance import EngineConformance
     from rlplug_devkit.hooks.conformance import HooksConformance
     from rlplug_devkit.optimizations.conformance import OptimizationConformance
@@ -25,6 +26,7 @@ __all__ = [
     "FP8",
     "TINY_MODELS",
     "AlgorithmConformance",
+    "Completion",
     "DataSourceConformance",
     "EngineConformance",
     "EnvironmentConformance",
@@ -34,6 +36,7 @@ __all__ = [
     "TinyRun",
     "Tolerances",
     "TrainerConformance",
+    "WorkedExample",
     "make_prompt",
     "make_sample",
     "meshes_of",
@@ -45,6 +48,7 @@ __getattr__ = late_names(
     {
         "AlgorithmConformance": "algorithms.conformance",
         "BFLOAT16": "reference",
+        "Completion": "algorithms.examples",
         "DataSourceConformance": "tasks.data_sources",
         "EngineConformance": "engines.conformance",
         "EnvironmentConformance": "tasks.environments",
@@ -57,6 +61,7 @@ __getattr__ = late_names(
         "TinyRun": "tasks.tiny_run",
         "Tolerances": "reference",
         "TrainerConformance": "trainers.conformance",
+        "WorkedExample": "algorithms.examples",
         "make_prompt": "tasks.environments",
         "make_sample": "tasks.rewards",
         "meshes_of": "trainers.cases",

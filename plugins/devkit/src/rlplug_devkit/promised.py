@@ -155,6 +155,19 @@ OF_EVERY_PLUGIN: Final[Mapping[str, Sequence[str]]] = {
         "large_rewards_stay_finite",
         "gradients_are_finite_at_extreme_ratios",
     ),
-    "It does what its kind is for.": ("better_completions_become_more_likely", "equal_rewards_have_no_advantage"),
+    "It does what its kind is for.": (
+        "better_completions_become_more_likely",
+        "equal_rewards_have_no_advantage",
+        "the_reference_holds_the_policy_back",
+        "a_term_of_the_entropy_raises_it",
+        "values_move_towards_their_targets",
+        "the_last_target_is_of_the_reward",
+        "a_move_the_wrong_way_is_undone",
+        "the_loss_follows_the_advantages",
+        "numbers_of_a_token_are_used_at_that_token",
+        "small_changes_are_seen",
+    ),
+    "It computes what its author says that it computes.": ("worked_examples_come_out",),
+    "A configuration that makes no sense is refused before a run begins.": ("options_are_taken_or_refused",),
 }
 """What no interface says in a sentence of its own, and every kind promises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -15,7 +16,7 @@ from rlplug.timeouts import CallError
 from rlplug.types import groups_of
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
 from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, joined, step_of
-from rlplug_devkit.algorithms.steps import batch_of
+from rlplug_devkit.algorithms.steps import NUM_GROUPS, batch_of, make_rows, uneven
 from rlplug_devkit.algorithms.training import weighed_otherwise
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
@@ -147,8 +148,8 @@ class AdvantageChecks(AlgorithmChecks):
         )
 
     def test_the_order_within_a_group_does_not_matter(self) -> None:
-        for seed in SEEDS:
-            rows = self._rows(seed)
+        steps = [self._rows(seed) for seed in SEEDS]
+        for rows in (*steps, *map(uneven, steps)):
             order = sorted(range(len(rows)), key=lambda row: (rows[row].sample.group, -row))
             moved = [rows[row] for row in order]
             before, after = (advantages_of_rows(batch_of(some), self._advantages(some)) for some in (rows, moved))
@@ -199,9 +200,13 @@ class AdvantageChecks(AlgorithmChecks):
         if self.zero_advantages == "never":
             pytest.skip("does not apply: zero_advantages is 'never'")
         per_group = 0.1 if self.zero_advantages == "group" else 0.0
-        for seed in SEEDS:
-            rows = [row.with_reward(0.3 + per_group * row.sample.group) for row in self._rows(seed)]
-            algorithm = self._ready()
+        for seed, size in enumerate(dict.fromkeys((self.run.group_size, 7, 3, 6))):
+            run = dataclasses.replace(self.run, group_size=size, num_completions=NUM_GROUPS * size)
+            rows = make_rows(seed, size, run.max_new_tokens)
+            rows = [row.with_reward(0.3 + per_group * row.sample.group) for row in rows]
+            algorithm = self._ready_for(run)
+            if algorithm is None:  # it refuses groups of this size
+                continue
             largest = float(self._numbers(self._advantages(rows, algorithm)).abs().max())
             assert largest <= 1e-6, (
                 f"completions of a {self.zero_advantages} with equal rewards have advantages of up to {largest:.3g}: "

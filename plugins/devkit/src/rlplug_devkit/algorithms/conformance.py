@@ -13,6 +13,8 @@ from rlplug.interfaces.algorithm import Algorithm
 from rlplug_devkit.algorithms.advantages import AdvantageChecks
 from rlplug_devkit.algorithms.checks import AlgorithmChecks
 from rlplug_devkit.algorithms.claimed import ClaimChecks
+from rlplug_devkit.algorithms.directions import DirectionChecks
+from rlplug_devkit.algorithms.examples import ExampleChecks
 from rlplug_devkit.algorithms.losses import LossChecks
 from rlplug_devkit.algorithms.passes import Learned
 from rlplug_devkit.algorithms.repeats import RepeatChecks
@@ -109,18 +111,24 @@ class StateChecks(AlgorithmChecks):
 
 
 # pytest runs the checks of base classes from the last to the first
-class AlgorithmConformance(ProcessChecks, RepeatChecks, ClaimChecks, StateChecks, LossChecks, AdvantageChecks):
+class AlgorithmConformance(
+    ProcessChecks, ExampleChecks, DirectionChecks, RepeatChecks, ClaimChecks, StateChecks, LossChecks, AdvantageChecks
+):
     """All checks of an algorithm, to subclass in a test module that returns it from ``make_algorithm``.
 
-    They know no algorithm's equations: they compare an algorithm with itself, on other splits of the same completions
-    over ranks and micro-batches, in another order, with other numbers where nothing trains, and after a resume. Numbers
-    of its own belong into tests beside them. Everything is float32 on the CPU, and a class takes a second.
+    They compare an algorithm with itself, on other splits of the same completions over ranks and micro-batches, in
+    another order, with other numbers where nothing trains, and after a resume. Its equations they know by ``examples``
+    alone, which an author works out. Everything is float32 on the CPU, and a class takes a second.
 
     Example::
 
         class TestMyAlgorithm(AlgorithmConformance):
             def make_algorithm(self) -> MyAlgorithm:
                 return MyAlgorithm(clip=0.2)
+
+            def examples(self) -> list[WorkedExample]:
+                right, wrong = Completion(1.0, [-1.0], [-1.5]), Completion(0.0, [-2.0, -1.0], [-2.0, -1.0])
+                return [WorkedExample([right, wrong], advantages=[0.5, -0.5], loss=0.4 / 3)]  # (0.5 + 0.5 - 1.2 / 2) / 3
     """
 
 

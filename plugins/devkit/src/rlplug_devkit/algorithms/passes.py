@@ -87,7 +87,8 @@ def step_of(algorithm: Algorithm, rows: Sequence[Row], result: Advantages, decla
     batch = batch.replace(**{name: value for name, value in changes.items() if value is not None})
     batch = batch.with_tokens(old_logprobs=end_to_end(rows, "old_logprobs"))
     leaves = {name: end_to_end(rows, name) for name in LEAVES}
-    leaves["values"] = leaves["values"] + 0.1  # the critic learns from values before the update
+    has_new = bool(rows) and all(row.new_values is not None for row in rows)
+    leaves["values"] = end_to_end(rows, "new_values") if has_new else leaves["values"] + 0.1
     return Step(algorithm, batch, leaves)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm, RunInfo
-from rlplug.types import groups_of
+from rlplug.types import Batch, Sample, StepBatch, groups_of
 from rlplug_devkit.algorithms.checks import AlgorithmChecks
 from rlplug_devkit.algorithms.passes import Learned, Step, is_close, joined, learn, learn_micro_batch, step_of
 from rlplug_devkit.algorithms.steps import Row, batch_of, make_row
@@ -32,6 +32,8 @@ LONG: Final = 10_000
 LARGE: Final = 1e8
 """A large reward, whose square is finite in float32."""
 NUM_ROUNDS: Final = 8
+NUM_SMALL_STEPS: Final = 64
+"""Steps of which each may keep something, more than a window of some steps has."""
 
 
 class RepeatChecks(AlgorithmChecks):
@@ -218,7 +220,7 @@ class RepeatChecks(AlgorithmChecks):
     # ---- what stays -------------------------------------------------------------------------------------------------
 
     def test_steps_leave_nothing_behind(self) -> None:
-        """Neither threads, processes and open files, nor the graphs of losses."""
+        """Neither threads, processes and open files, nor batches, nor the graphs of losses."""
         algorithm = self._ready()
         train(algorithm, self.run, 0, 2)
         before = num_held()
@@ -228,6 +230,17 @@ class RepeatChecks(AlgorithmChecks):
         grown = {what: number - before[what] for what, number in after.items()}
         left = [f"{number} {what}" for what, number in grown.items() if number >= NUM_ROUNDS // 2]
         assert not left, f"{NUM_ROUNDS} steps left {' and '.join(left)}."
+        rows = self._rows()[: self.run.group_size]
+        num_before = _num_tensors()
+        for _ in range(NUM_SMALL_STEPS):
+            step = self._step(rows, algorithm)
+            learn(step, step.all_rows)
+            del step
+        num_kept = _num_tensors() - num_before
+        assert num_kept < NUM_SMALL_STEPS, (
+            f"after {NUM_SMALL_STEPS} steps {num_kept} more tensors, samples or batches are kept: a run has thousands. "
+            "Keep numbers, and as many as are needed."
+        )
         step = self._step(self._rows(), algorithm)
         logprobs = step.trained_leaves["logprobs"].requires_grad_()
         loss = step.algorithm.loss(step.batch.tokens, logprobs, step.trained_leaves["entropy"], step.denominators)
@@ -238,6 +251,13 @@ class RepeatChecks(AlgorithmChecks):
             "the algorithm keeps logprobs of a micro-batch, and with them the activations of the whole forward pass: "
             "keep numbers, or detach()."
         )
+
+
+def _num_tensors() -> int:
+    """Return the number of tensors, samples and batches that are alive."""
+    gc.collect()
+    kinds = (torch.Tensor, Batch, StepBatch, Sample)
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects())  # isinstance would ask proxies
 
 
 def _train_there(subject: Any, run: RunInfo) -> list[tuple[list[str], Learned]]:

@@ -36,6 +36,8 @@ class Row:
     ref_logprobs: Floats
     values: Floats
     entropy: Floats
+    new_values: Floats | None = None
+    """Of the critic that learns; 0.1 above ``values`` where it is ``None``."""
 
     def with_reward(self, reward: float) -> Row:
         """Return the completion with another reward; one whose reward failed keeps its error."""
@@ -59,6 +61,18 @@ def make_rows(seed: int, group_size: int, max_new_tokens: int) -> list[Row]:
             num_new = 0 if (group, index) == (0, 2) else int(random.integers(1, max_new_tokens + 1))
             rows.append(make_row(random, group, num_new, float(reward), is_failed))
     return rows
+
+
+def uneven(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of a step of which some groups have lost completions, a multiple of their number in all."""
+    lost = {0: 2, 2: 1, 4: 3}  # NUM_GROUPS in all
+    counted: dict[int, int] = {}
+    kept = []
+    for row in rows:
+        counted[row.sample.group] = counted.get(row.sample.group, 0) + 1
+        if counted[row.sample.group] > lost.get(row.sample.group, 0):
+            kept.append(row)
+    return kept
 
 
 def make_row(
