@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
+import numpy
 import oracle_algorithms
 import torch
 from algorithm_cases import CASES, GROUP, Case, oracle_advantages
-from oracles import tokens_of
+from oracles import log_ratios, tokens_of
 from random_batches import MAX_NEW_TOKENS, RUN, Draw, denominators_of, random_batch
 from rlplug_algos.composed import Composed
 from rlplug_devkit import Completion, WorkedExample
+from torch import Tensor
 
-from rlplug.interfaces import Algorithm, RunInfo
+from rlplug.interfaces import Advantages, Algorithm, RunInfo
+from rlplug.types import Batch, StepBatch
 
 SEEDS = (4, 17, 29, 41)
 """Random steps, of which one has a group with a failed reward and one a completion without tokens."""
@@ -39,6 +43,7 @@ def by_oracle(case: Case, draw: Draw) -> WorkedExample:
     trained.response_mask, trained.advantages, trained.returns = target.response_mask, target.advantages, target.returns
     counts = denominators_of(draw.batch.replace(response_mask=torch.from_numpy(target.response_mask)))
     policy = oracle_algorithms.loss(trained, now, entropy, case.oracle, counts, MAX_NEW_TOKENS)
+    ratios = numpy.exp(log_ratios(now, data.old_logprobs, target.response_mask, case.oracle["ratio"]))
     metrics = {**target.metrics, **policy.metrics}
     critic: dict[str, Any] = {}
     if target.returns is not None:
@@ -68,6 +73,7 @@ def by_oracle(case: Case, draw: Draw) -> WorkedExample:
         gradient=listed(policy.gradient),
         entropy_gradient=listed(policy.entropy_gradient),
         metrics=metrics,
+        per_token={"ratio": listed(ratios)} if (target.response_mask == mask).all() else {},
         options=case.options,
         run=RUN,
         **critic,
@@ -121,6 +127,18 @@ def one_token(reward: float, old: float, **numbers: float) -> Completion:
     return Completion(reward, [old], **{name: [number] for name, number in numbers.items()})
 
 
+def unclipped(logprobs: Tensor, batch: Batch) -> Tensor:
+    """Return a loss that says nothing of clipping, for ``Composed``."""
+    assert batch.old_logprobs is not None
+    assert batch.advantages is not None
+    return -(logprobs - batch.old_logprobs).exp() * batch.advantages
+
+
+def first_only(batch: StepBatch) -> Advantages:
+    """Return advantages as a whole result, with a metric."""
+    return Advantages(batch.rewards.clone(), metrics={"made/count": float(batch.num_sequences)})
+
+
 def adapted(coefficient: float, **metrics: float) -> WorkedExample:
     """A penalty of one nat, after a step of 16 completions with these metrics (arXiv:1909.08593, section 2.2)."""
     return WorkedExample(
@@ -150,13 +168,36 @@ LONG = [*of_rewards(1.0, 0.0, lengths=(8, 4)), *of_rewards(1.0, 1.0, group=1, le
 LONG += of_rewards(1.0, 0.0, None, group=2, lengths=(6, 4, 2))
 NOISY = [*of_rewards(0.5, 1.0, 0.0, None), *of_rewards(1.0, 1.0, 0.0, 0.0, group=1), *of_rewards(2.0, group=2)]
 BY_HAND: dict[str, list[WorkedExample]] = {
+    "Composed": [
+        WorkedExample(
+            [Completion(2.0, [-1.0], old_logprobs=[-1.0 - math.log(2)])],
+            advantages=[2.0],
+            loss=-4.0,
+            gradient=[[-4.0]],
+            metrics={"made/count": 1.0, "policy/ratio_max": 2.0, "advantages/degenerate_groups": 1.0}
+            | {"policy/clip_fraction_low": 0.0, "policy/clip_fraction_high": 0.0},
+            per_token={"ratio": [[2.0]], "clipped_low": [[0.0]], "clipped_high": [[0.0]]},
+            options={"advantage": "worked_examples.first_only", "policy_loss": "worked_examples.unclipped"},
+        ),
+    ],
     "GRPO": [FP8],
     "DAPO": [
         WorkedExample(SAMPLED, selected=[0, 1]),
         WorkedExample(SAMPLED, selected=[0, 1, 2, 3, 4, 5], options={"dynamic_sampling": False}),
         WorkedExample(LONG, selected=[4, 5, 6], options={"overlong_buffer": 4}, run=RUN),
     ],
-    "PPO": [adapted(0.12, loss=0.1, policy_kl=0.2), adapted(0.09, loss=0.1, policy_kl=0.045), adapted(0.1, lr=0.1)],
+    "PPO": [
+        WorkedExample(
+            of_rewards(1.0, 1.0),
+            returns=[[1.0, 1.0]] * 2,
+            metrics={"critic/explained_variance": 0.0},
+            options={"gae_lambda": 1.0},
+        ),
+        WorkedExample(of_rewards(0.0, 0.0), metrics={"critic/explained_variance": 0.0}),
+        adapted(0.12, loss=0.1, policy_kl=0.2),
+        adapted(0.09, loss=0.1, policy_kl=0.045),
+        adapted(0.1, lr=0.1),
+    ],
     "PFPPO": [
         WorkedExample(NOISY, selected=[1, 2, 4, 7, 8]),
         WorkedExample(NOISY, selected=[1, 4, 8], options={"keep": "best"}),

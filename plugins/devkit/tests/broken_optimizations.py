@@ -359,17 +359,6 @@ class SavesNothing(Fine):
     """Has an effect, and neither time nor memory is less: the kit measures neither."""
 
 
-class DiffersInBFloat16(Fine):
-    """The kit computes in float32."""
-
-    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
-        def through(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-            found = forward(hidden, *args, **kwargs)
-            return found * 1.1 if found.dtype == torch.bfloat16 else found
-
-        return through
-
-
 class OptimizationTests(OptimizationConformance):
     models = ("llama",)
     meshes: ClassVar[Sequence[str]] = ("1 rank",)
@@ -387,4 +376,5 @@ class OptimizationTests(OptimizationConformance):
         super().teardown_class()
         LlamaRMSNorm.forward = NORM
         torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
         os.environ.pop("MADE_BY_A_TEST", None)

@@ -10,6 +10,7 @@ from nested_pytest import Outcomes, run_checks
 
 pytestmark = pytest.mark.nightly
 CHECKS = Path(__file__).with_name("broken_algorithm_checks.py")
+SWITCHED_OFF = Path(__file__).with_name("switched_off_checks.py")
 
 CAUGHT_BY = {
     "RaisesInAdvantages": "test_advantages_can_be_computed",
@@ -90,10 +91,35 @@ CAUGHT_BY = {
     "SilencesWarnings": "test_the_process_is_left_as_it_was",
     "SetsTheMask": "test_the_process_is_left_as_it_was",
     "WritesBesideItsCode": "test_the_process_is_left_as_it_was",
+    "ShiftsTheReference": "test_numbers_of_a_token_are_used_at_that_token",
+    "ShiftsOldLogprobs": "test_every_token_learns",
+    "RewardsTheDistance": "test_the_reference_holds_the_policy_back",
+    "AddsTheDistanceToRewards": "test_the_reference_holds_the_policy_back",
+    "PunishesEntropy": "test_a_term_of_the_entropy_raises_it",
+    "DrivesValuesAway": "test_values_move_towards_their_targets",
+    "ForgetsValuesInReturns": "test_the_last_target_is_of_the_reward",
+    "ClipsBothSides": "test_a_move_the_wrong_way_is_undone",
+    "TakesTheLarger": "test_a_move_the_wrong_way_is_undone",
+    "ReadsRewardsInTheLoss": "test_the_loss_follows_the_advantages",
+    "CachesByTheNumberOfRows": "test_the_order_within_a_group_does_not_matter",
+    "SplitsRowsEvenly": "test_the_order_within_a_group_does_not_matter",
+    "DividesByTheDeviation": "test_equal_rewards_have_no_advantage",
+    "RoundsRatios": "test_small_changes_are_seen",
+    "RoundsRewards": "test_large_rewards_stay_finite",
+    "RemembersEveryStep": "test_steps_leave_nothing_behind",
+    "LogsEverything": "test_the_process_is_left_as_it_was",
+    "HalvesItsAdvantages": "test_worked_examples_come_out",
+    "TakesAnyScale": "test_options_are_taken_or_refused",
 }
 """Each mistake, and the check that was written for it."""
-MISSED = ("HalvesItsAdvantages",)
+MISSED = ("NeedsALossEachStep",)
 """Mistakes that pass; ``docs/conformance.md`` says why."""
+CAUGHT_ALONE = (
+    *("RewardsTheDistance", "PunishesEntropy", "DrivesValuesAway", "ForgetsValuesInReturns", "ClipsBothSides"),
+    *("ReadsRewardsInTheLoss", "RoundsRatios", "RemembersEveryStep", "DividesByTheDeviation", "SplitsRowsEvenly"),
+    *("LogsEverything", "HalvesItsAdvantages", "TakesAnyScale"),
+)
+"""Mistakes that come through when their check is switched off."""
 UNUSUAL = ("Streamed", *unusual_algorithms.__all__)
 """Correct ones that look different."""
 
@@ -119,3 +145,12 @@ def test_every_check_is_the_first_to_catch_some_mistake(outcomes: Outcomes) -> N
     correct = ("TestFine", *(f"Test{name}" for name in UNUSUAL))
     checks = {check.partition("[")[0] for of, check in outcomes.passed if of in correct}
     assert checks == set(CAUGHT_BY.values())
+
+
+def test_without_its_check_a_mistake_comes_through() -> None:
+    """It alone catches a table in which another check than the one of a mistake would do."""
+    outcomes = run_checks([SWITCHED_OFF], stops_at_first=True)
+    assert {mistake: outcomes.failed_in_order(f"Test{mistake}") for mistake in CAUGHT_ALONE} == {
+        mistake: [] for mistake in CAUGHT_ALONE
+    }
+    assert {of for of, _ in outcomes.passed} == {f"Test{mistake}" for mistake in CAUGHT_ALONE}

@@ -17,12 +17,16 @@ from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, N
 from rlplug.types import Batch, Sample, StepBatch
 
 __all__ = [
+    "ComparesWithTheMean",
     "Delegating",
     "DrawsBySeed",
     "FrozenWithSlots",
+    "GatesSoftly",
     "KeepsAWindow",
     "MadeOfClosures",
+    "MasksByTheEngine",
     "OwnBackward",
+    "PenalisesByTheFirstEstimator",
     "PenalisesInRewards",
     "PenalisesInTheLoss",
     "PlainNumbers",
@@ -205,3 +209,55 @@ class PenalisesInTheLoss(FrozenWithSlots):
         distance = (micro_batch.ref_logprobs - logprobs).clamp(-10, 10)
         penalty = (distance.exp() - distance - 1).sum() / max(denominators.num_tokens, 1)
         return LossOutput(output.loss + 0.1 * penalty, {"made/distance": penalty.detach()})
+
+
+class ComparesWithTheMean(FrozenWithSlots):
+    """Whether a reward is above the mean, and not by how much: small changes change nothing."""
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        mean = batch.step.mean(batch.rewards, batch.reward_valid)
+        difference = torch.where(batch.reward_valid, batch.rewards - mean, 0.0)
+        return Advantages(torch.where(difference.abs() > 1e-4, difference.sign(), 0.0))
+
+
+class GatesSoftly(FrozenWithSlots):
+    """SAPO (arXiv:2511.20347): a sigmoid of the ratio in place of a clip."""
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        assert micro_batch.advantages is not None
+        assert micro_batch.old_logprobs is not None
+        ratio = (logprobs - micro_batch.old_logprobs).clamp(-10, 10).exp()
+        terms = 4 * torch.sigmoid(ratio - 1) * micro_batch.advantages
+        return LossOutput(-terms.sum() / max(denominators.num_tokens, 1))
+
+
+class MasksByTheEngine(FrozenWithSlots):
+    """IcePop (arXiv:2510.18855): tokens that engine and trainer rate otherwise do not train."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rollout_logprobs=True)
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        assert micro_batch.advantages is not None
+        assert micro_batch.old_logprobs is not None
+        weights = (micro_batch.old_logprobs - micro_batch.rollout_logprobs).exp()
+        weights = weights.masked_fill((weights < 0.5) | (weights > 2), 0.0)
+        ratio = (logprobs - micro_batch.old_logprobs).clamp(-10, 10).exp()
+        return LossOutput(-(weights * ratio * micro_batch.advantages).sum() / max(denominators.num_tokens, 1))
+
+
+class PenalisesByTheFirstEstimator(FrozenWithSlots):
+    """The log ratio itself times the ratio, whose gradient has the right mean (arXiv:2512.02556)."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(reference_policy=True)
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        output = FrozenWithSlots.loss(self, micro_batch, logprobs, entropy, denominators)
+        assert micro_batch.ref_logprobs is not None
+        assert micro_batch.old_logprobs is not None
+        ratio = (logprobs - micro_batch.old_logprobs).clamp(-10, 10).exp()
+        penalty = (ratio * (logprobs - micro_batch.ref_logprobs)).sum()
+        return LossOutput(output.loss + 0.05 * penalty / max(denominators.num_tokens, 1))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces.memory import ActivationTraits
 
 __all__ = [
     "AfterShardingAlone",
     "AsFrozenDataclass",
     "ForThePolicyAlone",
     "OwnBackward",
+    "RecomputesBlocks",
     "SwapsClasses",
     "WatchesByHooks",
     "WithoutAnnotations",
@@ -132,3 +136,21 @@ class OwnBackward(Optimization):
 
 class ForThePolicyAlone(AfterShardingAlone):
     applies_to = ("policy",)
+
+
+class RecomputesBlocks(Optimization):
+    """Saves what its plan says, by torch's own function around a block's method."""
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        return replace(traits, recompute="all")
+
+    def before_shard(self, model: nn.Module) -> None:
+        for block in transformer_blocks(model):
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            self.num_blocks += 1
+
+    def effects(self) -> list[Effect]:
+        return [Effect(f"{self.num_blocks} blocks are computed again")] if self.num_blocks else []

@@ -193,6 +193,12 @@ def num_held() -> dict[str, int]:
     }
 
 
+def num_alive(kinds: tuple[type, ...]) -> int:
+    """Return the number of objects of these classes that something refers to."""
+    gc.collect()
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects())  # isinstance would ask proxies
+
+
 def holdings() -> Holdings:
     """Return what this process holds, after freeing what waits for the garbage collector or for malloc."""
     gc.collect()

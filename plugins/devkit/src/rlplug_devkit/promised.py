@@ -115,6 +115,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
     "Whether a GPU run leaves it out when the memory plan fits without it.": ("its_claims_are_well_formed",),
     "Return the properties of the training step with this optimisation; unchanged by default.": (
         "its_claims_are_well_formed",
+        "claimed_memory_is_saved",
     ),
     "Edit the whole model, before its parameters are sharded.": (
         "building_changes_nothing_else",
@@ -123,10 +124,14 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "micro_batches_add_up",
         "a_pass_of_no_tokens_adds_nothing",
         "an_export_is_the_same",
+        "long_rows_equal_the_plain_path",
+        "bfloat16_is_as_exact_as_the_plain_path",
     ),
     "Edit the sharded model.": (
         "a_step_changes_the_weights_alike",
         "later_steps_change_the_weights_alike",
+        "values_after_a_step_equal_the_plain_path",
+        "passes_leave_nothing_behind",
         "a_resume_repeats_the_next_step",
         "each_rank_reports_the_same",
         "it_works_with_another_optimization",

@@ -128,7 +128,8 @@ class AlgorithmConformance(
 
             def examples(self) -> list[WorkedExample]:
                 right, wrong = Completion(1.0, [-1.0], [-1.5]), Completion(0.0, [-2.0, -1.0], [-2.0, -1.0])
-                return [WorkedExample([right, wrong], advantages=[0.5, -0.5], loss=0.4 / 3)]  # (0.5 + 0.5 - 1.2 / 2) / 3
+                # the ratio of the first token is cut at 1.2
+                return [WorkedExample([right, wrong], advantages=[0.5, -0.5], loss=(0.5 + 0.5 - 1.2 * 0.5) / 3)]
     """
 
 

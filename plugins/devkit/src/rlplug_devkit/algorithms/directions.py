@@ -39,6 +39,30 @@ class DirectionChecks(AlgorithmChecks):
     raises_entropy: ClassVar[bool] = True
     pulls_back: ClassVar[bool] = True
 
+    @pytest.mark.parametrize("name", PER_TOKEN)
+    def test_numbers_of_a_token_are_used_at_that_token(self, name: str) -> None:
+        """``logprobs``, and all logprobs of a micro-batch, are of the same tokens: nothing is shifted."""
+        step = self._step(self._rows())
+        needs = step.algorithm.needs
+        is_there = {"ref_logprobs": needs.reference_policy, "rollout_logprobs": needs.rollout_logprobs}
+        if not is_there.get(name, True):
+            pytest.skip(f"{DOES_NOT_APPLY}{name} is not needed")
+        before, counts = learn(step, step.all_rows).gradients["logprobs"], step.batch.num_tokens
+        mask = torch.from_numpy(step.batch.per_token["response_mask"])
+        places, numbers = mask.nonzero().flatten(), torch.from_numpy(step.batch.per_token[name])
+        num_changed = num_elsewhere = 0
+        for row in (counts > 2).nonzero().flatten().tolist():
+            place = places[int(counts[:row].sum()) + 1].reshape(1)
+            changed = step.batch.with_tokens(**{name: numbers.clone().index_add(0, place, torch.tensor([-MOVED / 6]))})
+            after = learn(dataclasses.replace(step, batch=changed), step.all_rows).gradients["logprobs"]
+            is_other = (after - before).abs() > 1e-6 * float(before.abs().max())
+            num_changed += bool(is_other.any())
+            num_elsewhere += bool(is_other.any()) and not bool(is_other[place])
+        assert 2 * num_elsewhere <= num_changed, (
+            f"when {name} of a token change, the gradient to logprobs of other tokens of the completion does, and that "
+            "of the token itself does not: is it shifted by one?"
+        )
+
     # ---- the reference and entropy ----------------------------------------------------------------------------------
 
     def test_the_reference_holds_the_policy_back(self) -> None:
@@ -155,31 +179,7 @@ class DirectionChecks(AlgorithmChecks):
         other = dataclasses.replace(step, batch=without.replace(advantages=2 * advantages))
         once, twice = (learn(each, each.all_rows).gradients["logprobs"] for each in (step, other))
         assert not torch.equal(once, twice), (
-            "the loss has the same gradient when all advantages are twice as large: it must read micro_batch.advantages."
-        )
-
-    @pytest.mark.parametrize("name", PER_TOKEN)
-    def test_numbers_of_a_token_are_used_at_that_token(self, name: str) -> None:
-        """``logprobs``, and all logprobs of a micro-batch, are of the same tokens: nothing is shifted."""
-        step = self._step(self._rows())
-        needs = step.algorithm.needs
-        is_there = {"ref_logprobs": needs.reference_policy, "rollout_logprobs": needs.rollout_logprobs}
-        if not is_there.get(name, True):
-            pytest.skip(f"{DOES_NOT_APPLY}{name} is not needed")
-        before, counts = learn(step, step.all_rows).gradients["logprobs"], step.batch.num_tokens
-        mask = torch.from_numpy(step.batch.per_token["response_mask"])
-        places, numbers = mask.nonzero().flatten(), torch.from_numpy(step.batch.per_token[name])
-        num_changed = num_elsewhere = 0
-        for row in (counts > 2).nonzero().flatten().tolist():
-            place = places[int(counts[:row].sum()) + 1].reshape(1)
-            changed = step.batch.with_tokens(**{name: numbers.clone().index_add(0, place, torch.tensor([-MOVED / 6]))})
-            after = learn(dataclasses.replace(step, batch=changed), step.all_rows).gradients["logprobs"]
-            is_other = (after - before).abs() > 1e-6 * float(before.abs().max())
-            num_changed += bool(is_other.any())
-            num_elsewhere += bool(is_other.any()) and not bool(is_other[place])
-        assert 2 * num_elsewhere <= num_changed, (
-            f"when {name} of a token change, the gradient to logprobs of other tokens of the completion does, and that "
-            "of the token itself does not: is it shifted by one?"
+            "the loss has the same gradient when all advantages are twice as large: read micro_batch.advantages."
         )
 
     # ---- precision --------------------------------------------------------------------------------------------------
@@ -231,9 +231,7 @@ class DirectionChecks(AlgorithmChecks):
             for index in range(size)
         ]
         rows = [dataclasses.replace(row, ref_logprobs=row.old_logprobs, logprobs=row.old_logprobs) for row in rows]
-        return [
-            dataclasses.replace(row, sample=dataclasses.replace(row.sample, finish_reason="stop")) for row in rows
-        ]
+        return [dataclasses.replace(row, sample=dataclasses.replace(row.sample, finish_reason="stop")) for row in rows]
 
 
 def _trained(row: Row, number: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -72,6 +72,7 @@ class WorkedExample:
         value_loss: The critic's loss.
         value_gradient: Its derivative in ``new_values``.
         metrics: Some of the metrics of advantages and losses, maxima and minima, by name.
+        per_token: Some of the numbers of tokens that train, by name; of each completion one of each token.
         observed: Metrics of steps before this one, each of which ``after_step`` gets.
         options: Arguments of the algorithm's class; ``None`` for what ``make_algorithm`` returns.
         run: The run; ``None`` for that of the kit.
@@ -88,6 +89,7 @@ class WorkedExample:
     value_loss: float | None = None
     value_gradient: Sequence[Numbers] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    per_token: Mapping[str, Sequence[Numbers]] = field(default_factory=dict)
     observed: Sequence[Mapping[str, float]] = ()
     options: Mapping[str, Any] | None = None
     run: RunInfo | None = None
@@ -211,7 +213,8 @@ def _found(step: Step, rows: Sequence[Row], result: Advantages) -> dict[str, Ten
     given, learned = batch_of(rows), learn(step, step.all_rows)
     num_tokens, inside = given.num_tokens, torch.from_numpy(given.per_token["response_mask"])
     found = {name: learned.gradients[leaf][inside] for name, leaf in GRADIENTS.items()}
-    found["loss"] = algorithm.loss(batch, leaves["logprobs"], leaves["entropy"], step.denominators).loss
+    policy = algorithm.loss(batch, leaves["logprobs"], leaves["entropy"], step.denominators)
+    found["loss"] = policy.loss
     if algorithm.needs.critic:
         found["value_loss"] = algorithm.value_loss(batch, leaves["values"], step.denominators).loss
     tensors = {"returns": result.returns, "advantages": result.of_tokens}
@@ -222,19 +225,23 @@ def _found(step: Step, rows: Sequence[Row], result: Advantages) -> dict[str, Ten
     if "advantages" in found:
         found["advantages"] = found["advantages"] * found["trains"]
     numbers = {**result.metrics, **learned.metrics, **learned.maxima, **learned.minima}
-    return found | {name: torch.tensor(float(number)) for name, number in numbers.items()}
+    found |= {name: torch.tensor(float(number)) for name, number in numbers.items()}
+    return found | {f"per_token {name}": tensor.float() for name, tensor in policy.per_token.items()}
 
 
 def _expected(example: WorkedExample) -> dict[str, Tensor]:
     """Return what an example expects, by the same names: float64 [K] in the order of tokens, or []."""
     lengths = [0 if each.reward is None else len(each.logprobs) for each in example.completions]
     expected: dict[str, Tensor] = {name: torch.tensor(number).double() for name, number in example.metrics.items()}
-    for name in ("advantages", "returns", "trains", *GRADIENTS):
-        given: Sequence[float | Numbers] | None = getattr(example, name)
-        if given is not None:
+    given: dict[str, Sequence[float | Numbers] | None] = {
+        name: getattr(example, name) for name in ("advantages", "returns", "trains", *GRADIENTS)
+    }
+    given |= {f"per_token {name}": numbers for name, numbers in example.per_token.items()}
+    for name, per_completion in given.items():
+        if per_completion is not None:
             per_token = [
                 [numbers] * length if isinstance(numbers, int | float) else list(numbers[:length])
-                for numbers, length in zip(given, lengths, strict=True)
+                for numbers, length in zip(per_completion, lengths, strict=True)
             ]
             expected[name] = torch.tensor([number for numbers in per_token for number in numbers]).double()
     for name in ("loss", "value_loss"):

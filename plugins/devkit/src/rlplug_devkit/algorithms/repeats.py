@@ -25,12 +25,13 @@ from rlplug_devkit.algorithms.steps import Row, batch_of, make_row
 from rlplug_devkit.algorithms.training import tensors_otherwise, train, trained_otherwise
 from rlplug_devkit.claims import DOES_NOT_APPLY
 from rlplug_devkit.other_process import Unavailable, call_elsewhere
-from rlplug_devkit.process_state import num_held
+from rlplug_devkit.process_state import num_alive, num_held
 
 LONG: Final = 10_000
 """Tokens of a long completion."""
 LARGE: Final = 1e8
 """A large reward, whose square is finite in float32."""
+KINDS: Final = (torch.Tensor, Batch, StepBatch, Sample)
 NUM_ROUNDS: Final = 8
 NUM_SMALL_STEPS: Final = 64
 """Steps of which each may keep something, more than a window of some steps has."""
@@ -231,12 +232,12 @@ class RepeatChecks(AlgorithmChecks):
         left = [f"{number} {what}" for what, number in grown.items() if number >= NUM_ROUNDS // 2]
         assert not left, f"{NUM_ROUNDS} steps left {' and '.join(left)}."
         rows = self._rows()[: self.run.group_size]
-        num_before = _num_tensors()
+        num_before = num_alive(KINDS)
         for _ in range(NUM_SMALL_STEPS):
             step = self._step(rows, algorithm)
             learn(step, step.all_rows)
             del step
-        num_kept = _num_tensors() - num_before
+        num_kept = num_alive(KINDS) - num_before
         assert num_kept < NUM_SMALL_STEPS, (
             f"after {NUM_SMALL_STEPS} steps {num_kept} more tensors, samples or batches are kept: a run has thousands. "
             "Keep numbers, and as many as are needed."
@@ -251,13 +252,6 @@ class RepeatChecks(AlgorithmChecks):
             "the algorithm keeps logprobs of a micro-batch, and with them the activations of the whole forward pass: "
             "keep numbers, or detach()."
         )
-
-
-def _num_tensors() -> int:
-    """Return the number of tensors, samples and batches that are alive."""
-    gc.collect()
-    kinds = (torch.Tensor, Batch, StepBatch, Sample)
-    return sum(issubclass(type(each), kinds) for each in gc.get_objects())  # isinstance would ask proxies
 
 
 def _train_there(subject: Any, run: RunInfo) -> list[tuple[list[str], Learned]]:

@@ -23,11 +23,12 @@ from rlplug.models.build import build_policy, build_reference
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug_devkit.optimizations.late_probes import LateProbes
 from rlplug_devkit.optimizations.structure import structure_of
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
-from rlplug_devkit.trainers.ranks import Measured, make_strategy
+from rlplug_devkit.trainers.ranks import make_strategy
 
 PLAIN: Final = "plain"
 PLAIN_AGAIN: Final = "plain, after all others"
@@ -108,7 +109,7 @@ def _outcomes(optimized: Optimized) -> dict[str, dict[str, Any]]:
     return outcomes
 
 
-class Optimized(Measured):
+class Optimized(LateProbes):
     """A policy with optimizations, and the probes, in the order of ``PROBES``; each is a collective operation."""
 
     def __init__(self, case: Case, strategy: Any, optimizations: Sequence[Optimization]) -> None:
@@ -182,10 +183,10 @@ class Optimized(Measured):
         return {"packed": self.run(rows(), rows().num_sequences), "alone": self.run(rows(), 1)}
 
     def step(self) -> dict[str, Any]:
-        """Take an optimizer step with the gradients of a single micro-batch; return the weights of the next sync."""
+        """Take a step with the gradients of a single micro-batch; return the weights of the next sync, and values."""
         self.gradients_of(rows().num_sequences)
         self.optimizer.step()
-        return {"weights": dict(self.sync())}
+        return {"weights": dict(self.sync()), "values": self.run(rows(), rows().num_sequences)}
 
     def exported(self) -> dict[str, str]:
         """Return hashes of the files of an export, by name."""
@@ -237,8 +238,14 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.resume,
     Optimized.exported,
     Optimized.nothing,
+    Optimized.single,
     Optimized.beside,
     Optimized.reference,
+    Optimized.second,
+    Optimized.long,
+    Optimized.bfloat16,
+    Optimized.saved,
+    Optimized.kept,
     Optimized.process,
 )
 

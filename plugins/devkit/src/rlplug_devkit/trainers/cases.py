@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -115,11 +116,11 @@ def write_model(config: PretrainedConfig, folder: Path) -> None:
     make_tokenizer(VOCABULARY).save_pretrained(folder)
 
 
-def rows(is_changed: bool = False) -> PaddedRows:
+def rows(is_changed: bool = False, lengths: Sequence[tuple[int, int]] = LENGTHS) -> PaddedRows:
     """Return right-padded rows [B, T] of prompts and completions; one of them is a single token, and trains nothing."""
     generator = torch.Generator().manual_seed(0)
     samples = []
-    for row, (num_prompt, num_new) in enumerate(LENGTHS):
+    for row, (num_prompt, num_new) in enumerate(lengths):
         drawn = torch.randint(1, VOCABULARY, (num_prompt + num_new,), generator=generator)
         if num_new:
             drawn[num_prompt] = PADDING  # a token like others, whose embedding gets no gradient in transformers

@@ -1,0 +1,109 @@
+"""Probes of what shows late: in long rows, in bfloat16, in what passes keep, and in a second model."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any, Final
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from rlplug.distributed.mesh import local_part
+from rlplug.interfaces.memory import ActivationTraits
+from rlplug_devkit.optimizations.structure import structure_of
+from rlplug_devkit.process_state import num_alive
+from rlplug_devkit.trainers.cases import rows
+from rlplug_devkit.trainers.ranks import Measured
+
+NUM_PASSES: Final = 6
+LONG: Final = [(3, 130), (2, 70), (1, 0), (4, 64), (1, 1), (2, 33), (1, 128), (5, 95)]
+"""Tokens of prompt and completion of rows beyond usual sizes of chunks, in as many rows as the others."""
+
+
+class LateProbes(Measured):
+    """Probes that come after those of a first step; ``run`` returns values of all ranks."""
+
+    optimizations: list[Any]
+
+    def single(self) -> dict[str, Tensor]:
+        """Return gradients of micro-batches of a row each."""
+        return self.gradients_of(1)
+
+    def long(self) -> Tensor:
+        """Return values of rows of up to 133 tokens, in packed rows of hundreds."""
+        return self.run(rows(lengths=LONG), len(LONG))
+
+    def bfloat16(self) -> Tensor:
+        """Return values of another policy with the folder's weights, rounded to bfloat16."""
+        own, config = (self.policy, self.optimizer), self.config
+        self.config = dataclasses.replace(config, dtype="bfloat16")
+        self._build()
+        values = self.run(rows(), rows().num_sequences)
+        self.policy, self.optimizer, self.config = *own, config
+        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
+        return values.float()
+
+    def kept(self) -> dict[str, int]:
+        """Return how many tensors and hooks each of some passes left, and how many keep the last one's graph."""
+        self._pass()
+        before = self._held()
+        for _ in range(NUM_PASSES - 1):
+            self._pass()
+        former = graphs()
+        self._pass()
+        after = self._held()
+        grown = {name: (after[name] - before[name]) // NUM_PASSES for name in before}
+        return grown | {"graphs": len(graphs() - former)}
+
+    def _pass(self) -> None:
+        self.run(rows(), rows().num_sequences)
+        self.gradients_of(rows().num_sequences)
+        self.policy.zero_grad()
+
+    def _held(self) -> dict[str, int]:
+        return {
+            "tensors": num_alive((Tensor,)),
+            "hooks": sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in self.policy.modules()),
+        }
+
+    def saved(self) -> dict[str, Any]:
+        """Return the bytes that a forward pass keeps for the backward one, and whether by the plan they are fewer."""
+        num_bytes = 0
+        is_backward = False
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal num_bytes
+            num_bytes += 0 if is_backward else local_part(tensor).nbytes
+            return tensor
+
+        def unpack(tensor: Tensor) -> Tensor:
+            nonlocal is_backward
+            is_backward = True  # what is computed again is not kept
+            return tensor
+
+        with saved_tensors_hooks(pack, unpack):
+            self.gradients_of(rows().num_sequences)
+        self.policy.zero_grad()
+        plan = traits = ActivationTraits()
+        for each in self.optimizations:
+            plan = each.plan_memory(plan)
+        chunks = plan.logits_chunk is not None and not plan.keeps_logits
+        is_less = plan.recompute != traits.recompute or plan.activations_on_host or chunks
+        return {"bytes": num_bytes, "planned less": is_less}
+
+    def second(self) -> dict[str, str]:
+        """Return the structure of a second policy."""
+        own = self.policy, self.optimizer
+        self._build()
+        found = structure_of(self.policy)
+        self.policy, self.optimizer = own
+        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
+        return found
+
+
+def graphs() -> set[int]:
+    """Return the ids of all tensors that a graph has computed; torch's compiler keeps some of its own."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return {id(each) for each in tensors if each.grad_fn is not None}

@@ -1,0 +1,145 @@
+"""Optimizations that go wrong late: after a step, in a second model, in a long row, or by what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from broken_optimizations import Fine
+from torch import Tensor, nn
+
+from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.distributed.mesh import local_part
+from rlplug.interfaces.memory import ActivationTraits
+
+
+class ChangedPass(Fine):
+    """Base of those that change what a block returns."""
+
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def through(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return self.changed(forward(hidden, *args, **kwargs), index)
+
+        return through
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        raise NotImplementedError
+
+
+class KeepsHiddenStates(ChangedPass):
+    """A list that nobody reads, and that grows by each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        self.kept.append(hidden.detach().clone())
+        return hidden
+
+
+class KeepsGraphs(ChangedPass):
+    """The last pass's graph, with all its activations, until the next one."""
+
+    last: Tensor | None = None
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        self.last = hidden
+        return hidden
+
+
+class CutsLongRows(ChangedPass):
+    """Chunks of 64 tokens, of which the last is left out where it is not full."""
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        size = hidden.shape[1]
+        if size <= 64 or size % 64 == 0:
+            return hidden
+        whole = size - size % 64
+        return torch.cat([hidden[:, :whole], hidden[:, whole:] * 0.9], 1)
+
+
+class StaleInEvaluation(Fine):
+    """Keeps a copy of a weight for passes without gradients, and never renews it."""
+
+    def after_shard(self, model: nn.Module) -> None:
+        parts: Any = model
+        norm = parts.model.norm
+        forward, kept = norm.forward, []
+
+        def through(hidden: Tensor) -> Any:
+            found = forward(hidden)
+            if torch.is_grad_enabled():
+                return found
+            if not kept:
+                kept.append(local_part(norm.weight).detach().clone())
+            return found * (kept[0] / local_part(norm.weight).detach()) if kept[0].shape == norm.weight.shape else found
+
+        norm.forward = through
+
+
+class WorksOnce(Fine):
+    """Edits the first model of the process alone, and claims it of each."""
+
+    is_done: ClassVar[bool] = False
+
+    def before_shard(self, model: nn.Module) -> None:
+        if WorksOnce.is_done:
+            self.blocks = transformer_blocks(model)
+        else:
+            super().before_shard(model)
+        WorksOnce.is_done = True
+
+
+class AddsHooks(ChangedPass):
+    """One more hook on each pass, none of which is removed."""
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        self.blocks[index].register_forward_hook(lambda *_: None)
+        return hidden
+
+
+class TruncatesProducts(ChangedPass):
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        torch.set_float32_matmul_precision("medium")
+        return hidden
+
+
+class ScalesOnOtherRanks(ChangedPass):
+    """Gradients of all ranks but the first."""
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        if dist.get_rank() and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 1.01)
+        return hidden
+
+
+class SavesOnPaper(Fine):
+    """Its plan says that the backward pass computes blocks again, and nothing does."""
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        return replace(traits, recompute="all")
+
+
+class RoundsInBFloat16(ChangedPass):
+    """Quantises hidden states of bfloat16 models to a few bits."""
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        if hidden.dtype != torch.bfloat16:
+            return hidden
+        return hidden + ((hidden * 2).round() / 2 - hidden).detach()
+
+
+class DetachesWithoutARow(ChangedPass):
+    """Skips the gradients of micro-batches of a single row."""
+
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        return hidden.detach() if hidden.shape[1] < 10 else hidden
+
+
+class DiffersInBFloat16(ChangedPass):
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        return hidden * 1.1 if hidden.dtype == torch.bfloat16 else hidden
