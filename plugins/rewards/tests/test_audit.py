@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlplug_devkit.models import make_model_folder
 from rlplug_rewards.audit.attacks import ATTACKS, FORMS
 from rlplug_rewards.audit.audit import Audit, audit
 from rlplug_rewards.audit.command import _prompts, audit_reward_command
+from rlplug_rewards.audit.search import is_wrong
 from rlplug_rewards.choice import MultipleChoice
 from rlplug_rewards.text import ExactMatch, RegexFormat
 from rlplug_rewards.verifiers import MathVerify
@@ -163,3 +165,42 @@ def test_the_report_has_a_line_for_each_completion(capsys: pytest.CaptureFixture
 def test_without_a_reward_the_command_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match="--reward NAME"):
         audit_reward_command([])
+
+
+def likes_words(completion: str, answer: str) -> float:
+    return float(len(completion) > 20 or f"{{{answer}}}" in completion)
+
+
+def test_what_a_policy_finds_is_told_from_right_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches a search that never generates, or that takes any high score for a fault."""
+    make_model_folder("llama", tmp_path)
+    monkeypatch.setattr("rlplug_rewards.audit.audit.ATTACKS", {})
+    options = ["--policy", str(tmp_path), "--best-of", "3", "--max-new-tokens", "40"]
+    rewards = [argument for name in ("likes_words", "any_box") for argument in ("--reward", f"{__name__}.{name}")]
+
+    assert audit_reward_command([*rewards, *options, "--json"]) == 1
+    fooled, right = json.loads(capsys.readouterr().out)
+    assert fooled["problems"] == [
+        f"of 3 completions of {tmp_path} a wrong one scores like a right answer on 5 of 5 prompts"
+    ]
+    assert all(best["is_wrong"] and best["fools"] and best["score"] == 1.0 for best in fooled["search"]["best"])
+    assert right["problems"] == []
+    assert [best["score"] for best in right["search"]["best"]] == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "wrong"),
+    [
+        ("42", "It is 43.", True),
+        ("42", "420 or 4.2", True),
+        ("42", "so 42.", False),
+        ("1234", "1,234", False),
+        ("42", "\\boxed{42.0}", False),
+        ("1/2", "\\boxed{0.5}", False),
+        ("B", "\\boxed{C}", True),
+    ],
+)
+def test_a_completion_is_wrong_that_nowhere_has_the_answer(answer: str, completion: str, wrong: bool) -> None:
+    assert is_wrong(Prompt("p", (1,), "?", answer), completion) == wrong

@@ -16,6 +16,7 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.runner import RewardRunner
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_rewards.audit.attacks import ATTACKS, FORMS, Write, right, wrong
+from rlplug_rewards.audit.search import Search, search
 
 PAYS: Final = 0.5
 """Share of the way from a wrong answer's score to a right one's from which an attack pays."""
@@ -53,13 +54,30 @@ class Audit:
     """What is wrong with the reward: each fails the audit."""
     notes: list[str]
     """What is worth knowing."""
+    search: Search | None = None
+    """What a policy found, where one was asked."""
 
     @property
     def has_failed(self) -> bool:
         return bool(self.problems)
 
 
-def audit(reward: Reward, prompts: Sequence[Prompt], deadline_s: float, tolerance: float = 0.0) -> Audit:
+@dataclass(frozen=True)
+class Written:
+    """What a policy wrote for the prompts."""
+
+    policy: str
+    completions: Sequence[Sequence[str]]
+    """Completions of each prompt, equally many."""
+
+
+def audit(
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    deadline_s: float,
+    tolerance: float = 0.0,
+    written: Written | None = None,
+) -> Audit:
     """Attack a reward.
 
     Args:
@@ -67,6 +85,7 @@ def audit(reward: Reward, prompts: Sequence[Prompt], deadline_s: float, toleranc
         prompts: Prompts with their answers.
         deadline_s: Longest time of a call, in seconds, as ``model.limits.reward_deadline_s``.
         tolerance: Largest difference between two scores of the same completion.
+        written: What a policy wrote, for a search of the best of them.
     """
     attacked = _Attacked(reward, prompts, deadline_s)
     rights, wrongs = attacked.scores("right", right), attacked.scores("wrong", wrong)
@@ -83,6 +102,12 @@ def audit(reward: Reward, prompts: Sequence[Prompt], deadline_s: float, toleranc
         for each in attacks
         if each.num_fooled
     ]
+    found = None if written is None else _search(attacked, prompts, written, bounds)
+    if found is not None and found.num_fooled:
+        problems.append(
+            f"of {found.num_samples} completions of {found.policy} a wrong one scores like a right answer on "
+            f"{found.num_fooled} of {len(bounds)} prompts"
+        )
     problems += attacked.problems(every, tolerance)
     notes: list[str] = []
     if not bounds:
@@ -95,7 +120,22 @@ def audit(reward: Reward, prompts: Sequence[Prompt], deadline_s: float, toleranc
         notes.append(f"right answers score like wrong ones: {', '.join(lost)}")
     if reward.scales:
         notes.append("values are looked at before they are scaled")
-    return Audit(reward.name, len(prompts), len(bounds), [rights, wrongs, *attacks], forms, problems, notes)
+    return Audit(reward.name, len(prompts), len(bounds), [rights, wrongs, *attacks], forms, problems, notes, found)
+
+
+def _search(
+    attacked: _Attacked, prompts: Sequence[Prompt], written: Written, bounds: dict[str, tuple[float, float]]
+) -> Search:
+    def is_high(prompt: Prompt, value: float) -> bool:
+        return prompt.uid in bounds and share_of(value, bounds[prompt.uid]) >= PAYS
+
+    return search(written.policy, prompts, written.completions, attacked.score, is_high)
+
+
+def share_of(value: float, bounds: tuple[float, float]) -> float:
+    """Return how far a score is on the way from a wrong answer's score to a right one's."""
+    low, high = bounds
+    return (value - low) / (high - low)
 
 
 class _Attacked:
@@ -119,7 +159,7 @@ class _Attacked:
         """Score one kind of completion twice on every prompt to which it applies."""
         texts = [write(prompt) for prompt in self.prompts]
         before = self.runner.seconds[self.reward.name]
-        first, again = self._score(texts), self._score(texts)
+        first, again = self.score(texts), self.score(texts)
         seconds = (self.runner.seconds[self.reward.name] - before) / 2
         errors: dict[str, None] = {}
         values, num_fooled = [], 0
@@ -132,8 +172,7 @@ class _Attacked:
                 self.largest_difference = max(self.largest_difference, abs(one - two))
             values.append(one if isinstance(one, float) else math.nan)
             if bounds and prompt.uid in bounds and isinstance(one, float):
-                low, high = bounds[prompt.uid]
-                share = (one - low) / (high - low)
+                share = share_of(one, bounds[prompt.uid])
                 num_fooled += share < PAYS if is_right else share >= PAYS
         return Scores(kind, values, seconds, num_fooled, list(errors))
 
@@ -153,7 +192,7 @@ class _Attacked:
             found.append(f"the same completion scores differently, by up to {self.largest_difference:g}")
         return found
 
-    def _score(self, texts: Sequence[str | None]) -> list[float | RewardError | None]:
+    def score(self, texts: Sequence[str | None]) -> list[float | RewardError | None]:
         """Return the score of each text that is one; a reward that compares a group sees right and wrong beside it."""
         samples: list[Sample] = []
         for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):

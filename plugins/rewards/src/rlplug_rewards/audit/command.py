@@ -19,13 +19,14 @@ from rlplug.cli.configuration.short_forms import write_out_arguments
 from rlplug.cli.lightning_cli import instantiation_errors
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.sources import PromptSource
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 from rlplug.interfaces.reward import Reward
+from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.observability.terminal import visible
 from rlplug.plugin_manager import plugins
 from rlplug.rewards.runner import start_rewards
 from rlplug.types import Prompt
-from rlplug_rewards.audit.audit import Audit, Scores, audit, mean, spread
+from rlplug_rewards.audit.audit import Audit, Scores, Written, audit, mean, spread
 
 TAKES_CONFIGURATION = True
 DESCRIPTION = """attacks rewards before a policy does, and says what fools them
@@ -36,10 +37,13 @@ them twice, with a run's deadline. An attack pays that scores nearer to a right 
 
   rlplug audit-reward --reward MathVerify --train train.jsonl
   rlplug audit-reward --reward my_rewards.score --train train.jsonl --json
+  rlplug audit-reward --reward MathVerify --policy Qwen/Qwen3-0.6B --best-of 64
 
 Without --train, prompts are sums. Exit status 1: an attack pays, score raises, is late, returns what cannot train, or
 scores the same completion differently.
 """
+NUM_SHOWN: Final = 5
+"""Most completions of a policy that are shown."""
 QUESTIONS: Final = ((17, 25), (640, 594), (3, 4), (1000, 999), (58, 0))
 """Sums that are asked without a source of prompts."""
 
@@ -55,6 +59,11 @@ def make_parser() -> CommandParser:
         metavar="D",
         help="largest difference between two scores of one completion, for a judge that samples (default: 0)",
     )
+    parser.add_argument(
+        "--policy", metavar="MODEL", help="a small model, whose completions are searched for what fools the reward"
+    )
+    parser.add_argument("--best-of", type=int, default=16, metavar="N", help="completions a prompt (default: 16)")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of each (default: 256)")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON, for machines")
     return parser
 
@@ -66,12 +75,20 @@ def audit_reward_command(arguments: list[str]) -> int:
         ConfigError: No reward is named, or a reward or its prompts cannot be used.
     """
     options, keys = make_parser().parse_known_args(arguments)
-    rewards, source = _configured(keys)
+    if min(options.best_of, options.max_new_tokens) < 1:
+        raise ConfigError("--best-of and --max-new-tokens are at least 1.")
+    rewards, source, engine = _configured(keys)
     prompts = _prompts(source, options.num_prompts)
     for reward in rewards:
         reward.check_prompts(prompts)
     start_rewards(rewards, torch.device("cpu"))
-    found = [audit(reward, prompts, options.deadline_s, options.tolerance) for reward in rewards]
+    written = None
+    if options.policy is not None:
+        from rlplug_rewards.audit.policy import write_completions
+
+        texts = write_completions(options.policy, engine, prompts, options.best_of, options.max_new_tokens)
+        written = Written(options.policy, texts)
+    found = [audit(reward, prompts, options.deadline_s, options.tolerance, written) for reward in rewards]
     if options.json:
         print(json.dumps([_plain(asdict(each)) for each in found], indent=2))
     else:
@@ -80,7 +97,7 @@ def audit_reward_command(arguments: list[str]) -> int:
     return 1 if any(each.has_failed for each in found) else 0
 
 
-def _configured(keys: Sequence[str]) -> tuple[list[Reward], PromptSource | None]:
+def _configured(keys: Sequence[str]) -> tuple[list[Reward], PromptSource | None, RolloutEngine | None]:
     if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)  # for a function in this folder; after all libraries
     written = write_out_arguments(keys)
@@ -88,11 +105,12 @@ def _configured(keys: Sequence[str]) -> tuple[list[Reward], PromptSource | None]
     parser = RLArgumentParser("rlplug audit-reward")
     parser.add_argument("--model.rewards", type=list[Reward], default=[])
     parser.add_argument("--data.train", type=PromptSource | None, default=None)
+    parser.add_argument("--model.rollout", type=RolloutEngine | None, default=None)
     with instantiation_errors():
         found: Any = parser.instantiate_classes(parser.parse_args(written))
     if not found.model.rewards:
         raise ConfigError("no reward is named: give --reward NAME, such as --reward MathVerify.")
-    return found.model.rewards, found.data.train
+    return found.model.rewards, found.data.train, found.model.rollout
 
 
 def _prompts(source: PromptSource | None, most: int) -> list[Prompt]:
@@ -125,6 +143,11 @@ def lines_of(found: Audit) -> Iterator[str]:
     yield "  right answers in other forms (fooled: those that score like a wrong one)"
     for each in found.forms:
         yield _line(each, width)
+    if found.search is not None:
+        yield f"  the highest of {found.search.num_samples} completions of {found.search.policy}"
+        for best in found.search.best[:NUM_SHOWN]:
+            verdict = "fools it" if best.fools else "wrong" if best.is_wrong else "has the answer"
+            yield f"    {best.score:8.3g}  {verdict:<14}  {best.uid}: {shorten(best.completion)}"
     for problem in found.problems:
         yield f"  FAILS {problem}"
     for note in found.notes:
