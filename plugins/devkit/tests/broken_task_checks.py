@@ -6,8 +6,10 @@ import broken_environments
 import broken_rewards
 import broken_sources
 import broken_tasks
+import careless_tasks
 import unusual_tasks
 from broken_tasks import EnvironmentChecks, RewardChecks, SourceChecks
+from rlplug_devkit import make_prompt
 from test_task_sabotage import CAUGHT_BY
 
 from rlplug.data.sources import PromptRow
@@ -35,14 +37,21 @@ SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        part = getattr(MORE[kind], name, None) or getattr(broken_tasks, name)
-        settings = {kind: part} | ({"deadline_s": DEADLINES[name]} if name in DEADLINES else {})
+        part = next(
+            vars(module)[name] for module in (MORE[kind], careless_tasks, broken_tasks) if hasattr(module, name)
+        )
+        settings = {kind: part, "defaults": getattr(part, "DEFAULTS", {})}
+        settings |= {"deadline_s": DEADLINES[name]} if name in DEADLINES else {}
         if name in EXPECTED or name in ("Fine", "Guess", "Rows"):
             values = EXPECTED[name if name in EXPECTED else RIGHT[name]]
             settings["expected"] = lambda _, values=values: values
         if name == "HalvesWhatItScales":
             settings["expected_scaled"] = lambda _: SCALED
         settings |= {"most_rows": ENDS_AT} if kind == "source" else {}
+        if wrong := getattr(part, "WRONG", None):
+            settings["broken_options"] = lambda _, part=part, wrong=wrong: [(*wrong, lambda: part(**wrong))]
+        if hasattr(part, "BROKEN_ANSWER"):
+            settings["broken_prompts"] = lambda _, answer=part.BROKEN_ANSWER: [make_prompt("?", answer)]
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)
 
 TestFineAndScaled = type(

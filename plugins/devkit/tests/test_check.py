@@ -178,7 +178,11 @@ def test_a_wrong_argument_is_named(package: Path, arguments: list[str], says: st
 
 
 def test_settings_are_checked(package: Path, tmp_path: Path) -> None:
-    for text, says in (("Right: {scale: 2}", "must have, by the name of a class"), ("Left: {}", "does not register")):
+    for text, says in (
+        ("Right: {scale: 2}", "must have, by the name of a class"),
+        ("Left: {}", "does not register"),
+        ("Right: {settings: {test_advantages_repeat: null}}", "Right.settings.test_advantages_repeat replaces a check"),
+    ):
         (tmp_path / "settings.yaml").write_text(text)
         with pytest.raises(ConfigError, match=says):
             check_command(["made", "--settings", str(tmp_path / "settings.yaml")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from isolated_code import code_reward
@@ -45,9 +46,6 @@ class TestFunctionReward(RewardConformance):
 
     def samples(self) -> Sequence[Sample]:
         return [make_sample(text, answer="125") for text in ("125", "152", "1", "521")]
-
-    def test_a_prompt_without_an_answer_gets_a_number_or_an_error(self) -> None:
-        pytest.skip("the function is the example's, of two lines, and raises where there is no answer")
 
 
 class TestJudge(RewardConformance):
@@ -124,6 +122,7 @@ class TestHiddenDigit(EnvironmentConformance):
 @pytest.mark.nightly
 class TestToolEnvironment(EnvironmentConformance):
     max_observation_chars = 10_000
+    excused: ClassVar = {"test_the_task_decides_the_answers": "tools answer calls alike, whatever the task"}
 
     def make_environment(self) -> Environment:
         return ToolEnvironment(["examples.calculator.tools.calculate"])
@@ -131,9 +130,6 @@ class TestToolEnvironment(EnvironmentConformance):
     def turns(self) -> Sequence[str]:
         call = json.dumps({"name": "calculate", "arguments": {"expression": "2 + 2"}})
         return [f"<tool_call>{call}</tool_call>", "<tool_call>{broken</tool_call>", "the answer is 4"]
-
-    def test_the_task_decides_the_answers(self) -> None:
-        pytest.skip("tools answer calls alike, whatever the task")
 
 
 # ---- sources ------------------------------------------------------------------------------------------------------

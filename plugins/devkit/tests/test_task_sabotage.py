@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import csv
 import logging
 import os
 import resource
@@ -17,6 +18,7 @@ from pathlib import Path
 import broken_environments
 import broken_rewards
 import broken_sources
+import careless_tasks
 import pytest
 import torch
 import unusual_tasks
@@ -79,7 +81,7 @@ CAUGHT_BY = {
 }
 """For each kind: its mistakes, and the checks that find each."""
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
-    CAUGHT_BY[kind] |= more.CAUGHT_BY
+    CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
     """Mistakes change this process, its working folder and the folder of temporary files: all are put back."""
     deadline, mask, digits = socket.getdefaulttimeout(), os.umask(0o022), sys.get_int_max_str_digits()
     functions, files = (builtins.exit, builtins.input), resource.getrlimit(resource.RLIMIT_NOFILE)
+    threads, field = torch.get_num_threads(), csv.field_size_limit()
     loggers = [logging.getLogger(name) for name in ("transformers", "asyncio")]
     levels = [logger.level for logger in loggers]
     try:
@@ -100,6 +103,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
         builtins.exit, builtins.input = functions
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
         torch.set_grad_enabled(True)
+        torch.set_default_device(None)
+        torch.set_num_threads(threads)
+        csv.field_size_limit(field)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         _release(broken_rewards.LEFT)

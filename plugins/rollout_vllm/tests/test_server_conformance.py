@@ -8,8 +8,7 @@ import torch
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
 from rlplug_devkit import BFLOAT16, FLOAT32, EngineConformance
-from rlplug_devkit.claims import applies_to
-from rlplug_devkit.engines.bench import Bench
+from rlplug_devkit.kit import marked
 from rlplug_rollout_vllm import VLLMServerRollout
 
 NUM_GPUS = torch.cuda.device_count()
@@ -27,8 +26,5 @@ class TestVLLMServerRollout(EngineConformance):
     def make_engine(self) -> VLLMServerRollout:
         return VLLMServerRollout(max_model_len=2048, kv_cache_gib=0.5, **ON_GPUS)
 
-    @pytest.mark.nightly
-    @applies_to("stop_strings")
-    def test_stop_strings_end_completions(self, bench: Bench) -> None:
-        """The server that it starts gets the arguments of ``VLLMRollout``, which has this check on each push."""
-        super().test_stop_strings_end_completions(bench)
+    # the server that it starts gets the arguments of VLLMRollout, which has this check on each push
+    test_stop_strings_end_completions = marked(EngineConformance.test_stop_strings_end_completions, pytest.mark.nightly)

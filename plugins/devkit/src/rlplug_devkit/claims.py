@@ -12,6 +12,7 @@ import pytest
 
 from rlplug.errors import describe
 from rlplug.interfaces.rollout import EngineCapabilities
+from rlplug_devkit.kit import EXCUSED
 from rlplug_devkit.process_guard import ProcessGuard
 
 Check = TypeVar("Check", bound=Callable[..., None])
@@ -117,7 +118,10 @@ class ConformanceReport:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        """Run a check of a kit within the guard of its class, where it has one."""
+        """Run a check of a kit, unless its class is excused from it, within the guard of its class, if it has one."""
+        excuse = getattr(pyfuncitem.cls, "excused", {}).get(pyfuncitem.originalname)
+        if excuse is not None:
+            pytest.skip(f"{EXCUSED}{excuse}")
         guard = getattr(pyfuncitem.cls, "guard", None)
         is_of_kit = pyfuncitem.function.__module__.startswith("rlplug_devkit.")
         if not (is_of_kit and isinstance(guard, ProcessGuard)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import csv
 import ctypes
 import decimal
 import faulthandler
@@ -16,6 +18,7 @@ import random
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -43,6 +46,8 @@ SHARED_FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     random: ("random", "shuffle", "Random"),
     json: ("dumps", "loads"),
     signal: ("signal", "alarm"),
+    asyncio: ("run", "new_event_loop", "get_event_loop"),
+    ssl: ("_create_default_https_context", "create_default_context"),
 }
 """Functions of Python's modules that the whole process calls, which some code replaces to confine what it evaluates."""
 LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
@@ -77,7 +82,8 @@ def process_state() -> dict[str, Any]:
     root = logging.getLogger()
     return {
         "torch's default dtype": torch.get_default_dtype(),
-        "torch's default device": torch.get_default_device(),
+        # set_default_device leaves its mode behind, also for the device that was the default before
+        "torch's default device": (torch.get_default_device(), _has_device_mode()),
         "torch's threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "torch's gradient mode": torch.is_grad_enabled(),
         "torch's inference mode": torch.is_inference_mode_enabled(),
@@ -97,9 +103,9 @@ def process_state() -> dict[str, Any]:
         # by name: torch puts the same one around itself for each process group
         "sys.excepthook": getattr(sys.excepthook, "__qualname__", repr(sys.excepthook)),
         "the recursion limit": sys.getrecursionlimit(),
-        "the garbage collector": gc.isenabled(),
+        "the garbage collector": (gc.isenabled(), gc.get_threshold()),
         "the default timeout of sockets": socket.getdefaulttimeout(),
-        "the root logger": (root.level, root.disabled, logging.root.manager.disable),
+        "the root logger": (root.level, root.disabled, logging.root.manager.disable, list(root.handlers)),
         "loggers of the run": {name: _levels(logging.getLogger(name)) for name in LOGGERS},
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
         "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
@@ -114,7 +120,12 @@ def process_state() -> dict[str, Any]:
         "the limits of resources": {name: resource.getrlimit(getattr(resource, name)) for name in _limits()},
         "the way to show warnings": warnings.showwarning,
         "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
-        "the decimal context": (decimal.getcontext().prec, decimal.getcontext().rounding),
+        "the decimal context": (*_precision(decimal.getcontext()), *_precision(decimal.DefaultContext)),
+        "the longest field of a CSV file": csv.field_size_limit(),
+        "how arrays are printed": (repr(numpy.get_printoptions()), repr(torch._tensor_str.PRINT_OPTS)),
+        "how tensors are shared": torch.multiprocessing.get_sharing_strategy(),
+        "the alarm of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        "the policy of event loops": type(asyncio.get_event_loop_policy()).__qualname__,
         "the locale": locale.setlocale(locale.LC_ALL),
         "sys.stdout and sys.stderr": (sys.stdout, sys.stderr),
         "traces and profiles of Python": (sys.gettrace(), sys.getprofile(), sys.getswitchinterval()),
@@ -124,6 +135,27 @@ def process_state() -> dict[str, Any]:
         "the process's priority": os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else None,
         "the CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
     }
+
+
+def thread_state() -> dict[str, Any]:
+    """Return settings that each thread has of its own, which a later call on the same one finds; values compare."""
+    return {
+        "torch's threads": torch.get_num_threads(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's inference mode": torch.is_inference_mode_enabled(),
+        "torch's default device": _has_device_mode(),
+        "numpy's error handling": tuple(sorted(numpy.geterr().items())),
+        "the decimal context": _precision(decimal.getcontext()),
+    }
+
+
+def _precision(context: decimal.Context) -> tuple[int, str]:
+    return context.prec, context.rounding
+
+
+def _has_device_mode() -> bool:
+    """Return whether ``torch.set_default_device`` was called; torch has no function that says so."""
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None) is not None
 
 
 def _umask() -> str | None:

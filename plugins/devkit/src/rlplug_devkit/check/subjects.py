@@ -167,6 +167,12 @@ def _settings(file: Path | None) -> dict[str, Mapping[str, Any]]:
             f"{file} must have, by the name of a class, the keys init_args (arguments of its constructor) and settings "
             "(attributes of its kit), each a mapping."
         )
+    for name, each in read.items():
+        for key in each.get("settings", {}):
+            if str(key).startswith("test_"):
+                raise ConfigError(
+                    f"{file}: {name}.settings.{key} replaces a check: say under settings.excused why it does not fit."
+                )
     return {str(key): value for key, value in read.items()}
 
 

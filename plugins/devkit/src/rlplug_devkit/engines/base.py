@@ -13,12 +13,13 @@ from rlplug.interfaces.rollout import Placement, RolloutEngine
 from rlplug.rollout.engine_states import device_bytes_in_use
 from rlplug_devkit.claims import DOES_NOT_APPLY, ConformanceReport, claim_of, engine_claims
 from rlplug_devkit.engines.bench import Bench, BenchSettings
+from rlplug_devkit.kit import Kit
 from rlplug_devkit.models import MAX_CONTEXT, Family, make_model_folder
 from rlplug_devkit.process_state import holdings, return_blocks_when_freed
 from rlplug_devkit.reference import FLOAT32, FP8, Tolerances
 
 
-class EngineChecks:
+class EngineChecks(Kit):
     """Settings of an engine under test. A subclass must override ``make_engine``, and may override the rest.
 
     Attributes:

@@ -9,13 +9,14 @@ import pytest
 
 from rlplug.interfaces.optimization import Optimization
 from rlplug_devkit.claims import ConformanceReport
+from rlplug_devkit.kit import Kit
 from rlplug_devkit.optimizations.bench import MESHES, OptimizationBench
 from rlplug_devkit.trainers.base import TrainerChecks
 
 EVERY_OPTIMIZATION = "every check"
 
 
-class OptimizationChecks:
+class OptimizationChecks(Kit):
     """Settings of optimizations under test. A subclass must override ``make_optimizations``, and may override the rest.
 
     Attributes:

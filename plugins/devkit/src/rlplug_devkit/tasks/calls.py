@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import gc
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +22,9 @@ import torch
 from rlplug.timeouts import Call, TimeoutExecutor
 from rlplug_devkit import claims
 from rlplug_devkit.claims import ConformanceReport
+from rlplug_devkit.kit import Kit
 from rlplug_devkit.process_guard import ProcessGuard
-from rlplug_devkit.process_state import children, generator_states, moved
+from rlplug_devkit.process_state import children, generator_states, moved, thread_state
 from rlplug_devkit.tasks.elsewhere import ask_elsewhere
 from rlplug_devkit.tasks.task_guard import TaskGuard
 from rlplug_devkit.written_files import WrittenFiles
@@ -80,6 +84,17 @@ def same_random_generators(subject: str) -> Iterator[None]:
     )
 
 
+@contextmanager
+def eager_threads() -> Iterator[None]:
+    """Let threads take turns as often as Python can, so that they meet in the middle of each other's calls."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def is_same(first: Any, second: Any) -> bool:
     """Return whether two values are equal, also where they hold arrays, whose ``==`` is no truth value."""
     try:
@@ -88,7 +103,7 @@ def is_same(first: Any, second: Any) -> bool:
         return repr(first) == repr(second)
 
 
-class TaskChecks:
+class TaskChecks(Kit):
     """Base class of the checks: their report, calls as a run makes them, and settings that all have."""
 
     deadline_s = 30.0
@@ -152,7 +167,23 @@ class TaskChecks:
         Returns:
             Their calls, of which each has a ``value``, as ``read`` makes it of what was returned, or an ``error``.
         """
-        return self._executor().run(functions, [read] * len(functions))
+        watched = [self._watched(function) for function in functions]
+        return self._executor().run(watched, [self._watched(read)] * len(functions))
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that also notes what it changes of its thread, on which later calls run."""
+
+        def call(*arguments: Any) -> Any:
+            before = thread_state()
+            try:
+                return function(*arguments)
+            finally:
+                for name, present in thread_state().items():
+                    if present != before[name]:
+                        text = f"a call changed {name} in its thread: {before[name]} became {present}"
+                        self._guard().changes.setdefault(f"{name} of a thread", text)
+
+        return call
 
     # ---- checks that all kinds have -------------------------------------------------------------------------------
 
@@ -186,7 +217,15 @@ class TaskChecks:
             "a process": len(children()),
             "an open file": psutil.Process().num_fds(),
             "a temporary file": len(self._guard().files.left()),
+            "a task of the event loop": self._num_tasks(),
+            "a function to call at the exit": atexit._ncallbacks(),
         }
+
+    @classmethod
+    def _num_tasks(cls) -> int:
+        """Return the number of tasks on the event loop of the calls."""
+        loop = cls._executor()._loop
+        return 0 if loop is None else len(asyncio.all_tasks(loop._loop))
 
     def _elsewhere(self, method: str) -> Any:
         """Return what a method of the test class returns in another process, with other hashes of texts."""

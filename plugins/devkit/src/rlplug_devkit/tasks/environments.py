@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from typing import Any, ClassVar, Final
@@ -12,7 +12,7 @@ import pytest
 from rlplug.errors import ConfigError
 from rlplug.rollout.turns.environment_calls import ask_environment
 from rlplug.types import Prompt
-from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, same_random_generators
+from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, eager_threads, is_same, same_random_generators
 from rlplug_devkit.tasks.playing import Played, Plays
 from rlplug_devkit.tasks.playing import make_prompt as make_prompt
 
@@ -47,9 +47,15 @@ class EnvironmentConformance(Plays):
     def test_tools_and_notes_are_readable(self) -> None:
         try:
             with self._guard().around("tools and notes"):
-                ask_environment(self.make_environment)
+                tools, notes = ask_environment(self.make_environment)
         except ConfigError as problem:
             pytest.fail(f"a run refuses the environment at its start: {problem}", pytrace=False)
+        names = [(tool.get("function") or tool).get("name") for tool in tools]
+        assert len(names) == len({*names}), f"tools() has the names {names}: a policy tells tools apart by their names."
+        expected = self.expected_tools()
+        assert expected is None or is_same((list(tools), list(notes)), tuple(map(list, expected))), (
+            f"tools and notes are {tools} and {notes}, and expected is {expected}."
+        )
 
     def test_calls_end_by_their_deadline(self) -> None:
         for prompt in self.prompts():
@@ -75,11 +81,18 @@ class EnvironmentConformance(Plays):
             )
 
     def test_turns_have_the_expected_answers(self) -> None:
-        expected = self.expected()
-        if expected is None:
-            pytest.skip("does not apply: expected returns None")
-        told = [self._compared(self._play(prompt, self.turns())).told for prompt in self.prompts()]
-        assert told == [list(each) for each in expected], f"turns are answered {told}, and expected is {expected}."
+        expected, metrics = self.expected(), self.expected_metrics()
+        if expected is None and metrics is None:
+            pytest.skip("does not apply: expected and expected_metrics return None")
+        played = [self._compared(self._play(prompt, self.turns())) for prompt in self.prompts()]
+        told = [each.told for each in played]
+        assert expected is None or told == [list(each) for each in expected], (
+            f"turns are answered {told}, and expected is {expected}."
+        )
+        measured = [[_rounded(answer.metrics) for answer in each.answers] for each in played]
+        assert metrics is None or measured == [[*map(_rounded, each)] for each in metrics], (
+            f"turns have the metrics {measured}, and expected is {metrics}."
+        )
 
     def test_close_succeeds_after_any_call(self) -> None:
         """A run closes an environment once: when it is done, and after a failure of any call, the first one too."""
@@ -143,7 +156,7 @@ class EnvironmentConformance(Plays):
         self._needs_repetition()
         prompts, turns = self.prompts(), self.turns()
         alone = [self._compared(self._play(prompt, turns)) for prompt in prompts]
-        with self._guard().around("trajectories at once"):
+        with self._guard().around("trajectories at once"), eager_threads():
             self._require_same(alone, self._in_turn(prompts, turns))
             self._require_same(alone, self._at_once(prompts, turns))
 
@@ -223,3 +236,7 @@ class EnvironmentConformance(Plays):
         """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
         self._play(self.prompts()[0], self.turns())
         self._require_unchanged_process("an environment")
+
+
+def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in metrics.items()}

@@ -6,15 +6,17 @@ import copy
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from rlplug.interfaces.environment import Environment
+from rlplug.rollout.turns.environment_calls import ask_environment
 from rlplug.rollout.turns.step_answer import StepAnswer, read_step
 from rlplug.timeouts import CallError
 from rlplug.types import Prompt
-from rlplug_devkit.tasks.calls import TaskChecks
+from rlplug_devkit.tasks.calls import is_same
+from rlplug_devkit.tasks.refusals import RefusalChecks
 
 SEED: Final = 0x5EED_0123_4567_89AB
 """A run's seeds have 63 bits."""
@@ -49,7 +51,7 @@ class Played:
         return [(answer.text, answer.reward, answer.done) for answer in self.answers]
 
 
-class Plays(TaskChecks):
+class Plays(RefusalChecks):
     """Base class of the kit: plays turns in an environment.
 
     Attributes:
@@ -78,8 +80,22 @@ class Plays(TaskChecks):
         """
         return None
 
+    def expected_metrics(self) -> Sequence[Sequence[Mapping[str, float]]] | None:
+        """Return the metrics of each turn, for each prompt; without them, any will do."""
+        return None
+
+    def expected_tools(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]] | None:
+        """Return the tools and the notes; without them, any will do."""
+        return None
+
     def _subject(self) -> str:
         return type(self.make_environment()).__name__
+
+    def _make(self) -> Environment:
+        return self.make_environment()
+
+    def _prepare(self, made: Any) -> None:
+        ask_environment(lambda: made)
 
     def _play(self, prompt: Prompt, turns: Sequence[str], environment: Environment | None = None) -> Played:
         """Play turns in an environment and close it; each call gets its deadline, as in a run."""
@@ -108,7 +124,10 @@ class Plays(TaskChecks):
         object.__setattr__(environment, "response_template", None)
         own = {"answer": prompt.answer, "metadata": dict(prompt.metadata), "messages": list(prompt.messages)}
         given = dataclasses.replace(prompt, **copy.deepcopy(own))
-        return self._call("reset", functools.partial(environment.reset, given, SEED))[1]
+        error = self._call("reset", functools.partial(environment.reset, given, SEED))[1]
+        if not is_same([given.answer, given.metadata, given.messages], list(own.values())):
+            self._guard().changes.setdefault("prompt", "reset changed the prompt that it was given")
+        return error
 
     def _step(self, environment: Environment, turn: str) -> tuple[StepAnswer | None, str, str]:
         """Return the answer to a turn, or how the call failed, or what is wrong with what it returned."""

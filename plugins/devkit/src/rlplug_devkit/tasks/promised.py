@@ -27,6 +27,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "claims_are_of_their_kinds",
         "calls_end_by_their_deadline",
     ),
+    "Most :meth:`score` calls at once, where it is not ``async``": ("claims_are_of_their_kinds",),
     "Whether a training scales its values": (
         "claims_are_of_their_kinds",
         "scaled_values_are_numbers",
@@ -46,6 +47,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
     "Called before anything is loaded, with the prompts of each source": ("ordinary_prompts_are_accepted",),
     "A prompt's answer or metadata is not what the reward needs; the message names its uid.": (
         "prompts_without_a_needed_answer_are_refused",
+        "prompts_that_cannot_be_scored_are_refused",
     ),
     "Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.": (
         "samples_are_scored_without_exceptions",
@@ -142,6 +144,10 @@ OF_EVERY_TASK: Final[Mapping[str, Sequence[str]]] = {
         "calls_leave_nothing_behind",
         "readers_leave_nothing_behind",
         "trajectories_leave_nothing_behind",
+    ),
+    "A wrong option is refused before a run trains, by a message that names it; defaults are the documented ones.": (
+        "wrong_options_are_refused",
+        "defaults_are_the_documented_ones",
     ),
     "The same input gives the same result in another process, after a pickle, and in another order.": (
         "rewards_repeat",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,13 +15,16 @@ from rlplug.errors import ConfigError, RunError, brief, describe
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.plain_values import as_reward
+from rlplug.interfaces.reward import Reward
 from rlplug.rewards.runner import RewardRunner
 from rlplug.timeouts import CallError
-from rlplug.types import RewardError, Sample
+from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.scoring import Scores, same_values, with_answer
 
 OTHER_ANSWER: Final = "no such answer 918273"
+NUM_TIMED: Final = 2
+"""Calls of which the fastest counts: others wait for the machine."""
 
 
 class RewardCallChecks(Scores):
@@ -43,6 +48,11 @@ class RewardCallChecks(Scores):
         assert deadline_s is None or deadline_s > 0, (
             f"deadline_s is {brief(deadline_s)}: give seconds above 0, or None."
         )
+        counts: dict[str, Any] = {"batch_size": reward.batch_size}
+        counts |= {} if reward.max_calls is None else {"max_calls": reward.max_calls}
+        for name, count in counts.items():
+            is_number = isinstance(count, int | np.integer) and not isinstance(count, bool)
+            assert is_number and count > 0, f"{name} is {brief(count)}: claim a number above 0."
         assert reward.scales or not reward.scales_group, "scales_group is True, and scales is not: claim both."
         returned: Any = reward.device_bytes()
         is_known = isinstance(returned, tuple) and list(map(type, returned)) == [int, bool] and returned[0] >= 0
@@ -58,6 +68,8 @@ class RewardCallChecks(Scores):
             pytest.fail(f"a run cannot start the reward: place or notes raised {describe(error)}", pytrace=False)
         is_known = isinstance(notes, list) and all(isinstance(note, str) for note in notes)
         assert is_known, f"notes() returned {brief(notes)}: return a list of texts."
+        expected = self.expected_notes()
+        assert expected is None or notes == list(expected), f"notes() returned {notes}, and expected is {expected}."
 
     def test_ordinary_prompts_are_accepted(self) -> None:
         """A run asks before anything is loaded, and may find no prompt."""
@@ -77,27 +89,51 @@ class RewardCallChecks(Scores):
         reward = self.make_reward()
         if not reward.needs_answer:
             pytest.skip("does not apply: needs_answer is False")
-        prompt = with_answer(self.samples()[0], None).prompt
+        self._require_refused(reward, with_answer(self.samples()[0], None).prompt, "without the answer that it needs")
+
+    def test_prompts_that_cannot_be_scored_are_refused(self) -> None:
+        """Each by its uid: a run would count it as an error at every step."""
+        prompts = self.broken_prompts()
+        if not prompts:
+            pytest.skip("does not apply: broken_prompts returns none")
+        for prompt in prompts:
+            what = f"with the answer {brief(prompt.answer)} and the metadata {brief(prompt.metadata)}"
+            self._require_refused(self.make_reward(), prompt, what)
+
+    def _require_refused(self, reward: Reward, prompt: Prompt, what: str) -> None:
         try:
             reward.check_prompts([prompt])
         except ConfigError as error:
             if prompt.uid not in str(error):
                 pytest.fail(f"check_prompts raised {error}: name the prompt's uid.", pytrace=False)
             return
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the wrong one
+            pytest.fail(f"check_prompts raised {describe(error)}: raise a ConfigError with the uid.", pytrace=False)
         pytest.fail(
-            "needs_answer is True, and check_prompts takes a prompt without one: call super()'s.", pytrace=False
+            f"check_prompts takes a prompt {what}: refuse it by its uid; super() does so for needs_answer.",
+            pytrace=False,
         )
 
     # ---- calls and their values -----------------------------------------------------------------------------------
 
     def test_calls_end_by_their_deadline(self) -> None:
-        (calls,) = self._score(self._ready(), self.samples())
+        reward: Any = self._ready()
+        (calls,) = self._score(reward, self.samples())
         errors = [call.error for call in calls if "took longer" in call.error]
         type(self)._is_late = bool(errors)
         assert not errors, (
             f"score {errors[0]}. Give what it asks a shorter deadline, return a RewardError when that passes, and "
             "await instead of blocking where score is async."
         )
+        seconds = reward.deadline_s and min(self._seconds_of_a_call(reward) for _ in range(NUM_TIMED))
+        assert not seconds or seconds <= reward.deadline_s, (
+            f"a call takes {seconds:.3g} s, and deadline_s is {reward.deadline_s:g}: claim the longest time of a call."
+        )
+
+    def _seconds_of_a_call(self, reward: Reward) -> float:
+        began = time.perf_counter()
+        self._score(reward, self.samples()[:1])
+        return time.perf_counter() - began
 
     def test_samples_are_scored_without_exceptions(self) -> None:
         (calls,) = self._score(self._ready(), self.samples())
@@ -105,10 +141,10 @@ class RewardCallChecks(Scores):
         assert not errors, f"score raised {errors[0]}. Override samples() with samples that this reward can score."
 
     def test_there_is_one_value_for_each_sample(self) -> None:
-        """Also in a full call, and in one of more samples than ``batch_size``, which may be refused."""
+        """Also in a full call, of equal samples too, and in one of more than ``batch_size``, which may be refused."""
         reward, samples = self._ready(), self.samples()
         full = [samples[index % len(samples)] for index in range(min(reward.batch_size, 64))]
-        for batch in (samples, samples[:1], full):
+        for batch in (samples, samples[:1], full, [samples[0]] * len(full)):
             ((call,),) = self._score(reward, batch, whole=True)
             if call.error and (reward.compares_group or len(batch) <= reward.batch_size):
                 self._not_compared(f"score {call.error}")

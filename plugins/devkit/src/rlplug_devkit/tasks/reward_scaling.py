@@ -34,10 +34,11 @@ class RewardScalingChecks(RewardCallChecks):
         return None
 
     def test_scaled_values_are_numbers(self) -> None:
-        """Each of a rank's samples has one, in every round: of no sample, of equal values, and of huge ones."""
+        """Each of a rank's samples has one, in every round: of no sample, of equal values, huge ones, and errors."""
         reward, samples = self._scaling()
         equal, huge = ([_valued(each, reward.name, value) for each in samples] for value in (1.0, MAX_REWARD))
-        for some in (samples, samples[:1], [], equal, huge, samples):
+        failed = [_valued(each, reward.name, None) for each in samples]
+        for some in (samples, samples[:1], [], equal, huge, [failed[0], *samples[1:]], failed, samples):
             returned = self._scaled(reward, some)
             what = f"scale of {len(some)} samples returned {brief(returned)}: return a finite number for each"
             assert len(returned) == len(some), f"{what}, whatever was scaled before."
@@ -71,6 +72,8 @@ class RewardScalingChecks(RewardCallChecks):
     def test_scaling_goes_on_from_its_state(self) -> None:
         reward, samples = self._scaling()
         self._scaled(reward, self._of_other_values(reward, samples))
+        parts = [_valued(each, reward.name, 17.37 + 1.13 * place) for place, each in enumerate(samples)]
+        self._scaled(reward, parts)  # a state of whole numbers would lose what these add
         state = json.loads(json.dumps(reward.state_dict()))
         again: Any = self._ready()
         again.load_state_dict(state)

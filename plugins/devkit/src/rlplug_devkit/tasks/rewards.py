@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
 
 from rlplug.errors import brief
-from rlplug.types import RewardError
-from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, same_random_generators
+from rlplug.types import RewardError, Sample
+from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, eager_threads, same_random_generators
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
-from rlplug_devkit.tasks.scoring import Values, is_reward, same_values, with_answer
+from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer
 from rlplug_devkit.tasks.scoring import make_sample as make_sample
 
 
@@ -44,11 +45,21 @@ class RewardConformance(RewardScalingChecks):
     def test_another_process_scores_alike(self) -> None:
         """Each rank is a process, and so is the run that resumes: texts have other hashes there."""
         self._needs_repetition()
-        here, there = self._scored(), self._elsewhere("_scored")
+        here, there = self._scored(), self._elsewhere("_scored_later")
         assert same_values(here, there), (
             f"another process scored {there} instead of {here}: so would another rank, and a resumed run. Sort sets, "
-            "and call no hash() or id()."
+            "call no hash() or id(), and let no order of calls decide."
         )
+
+    def _scored_later(self) -> Values:
+        """Return the values of the samples after those of other tasks, which came first here."""
+        samples = self.samples()
+        for others in (self._asked_otherwise(samples), self._with_other_answers(samples)):
+            self._score(self._ready(), others[::-1])
+        return self._scored()
+
+    def _asked_otherwise(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [with_answer(each, each.prompt.answer, f"And {each.prompt.text}") for each in samples]
 
     def _scored(self) -> Values:
         """Return the values of the samples."""
@@ -59,8 +70,7 @@ class RewardConformance(RewardScalingChecks):
         self._needs_repetition()
         used, samples = self._ready(), self.samples()
         self._values(used, samples)
-        asked_otherwise = [with_answer(each, each.prompt.answer, f"And {each.prompt.text}") for each in samples]
-        for others in (self._with_other_answers(samples), asked_otherwise):
+        for others in (self._with_other_answers(samples), self._asked_otherwise(samples)):
             (found,), (expected,) = self._values(used, others), self._values(self._ready(), others)
             assert same_values(found, expected), (
                 f"other tasks got {found} after their completions were scored before, and {expected} otherwise: keep "
@@ -92,7 +102,9 @@ class RewardConformance(RewardScalingChecks):
         reward, samples = self._ready(), self.samples()
         calls = [samples] if reward.compares_group else [[sample] for sample in samples]
         alone = [value for call in calls for value in self._values(reward, call)[0]]
-        together = [value for values in self._values(reward, *calls * NUM_THREADS) for value in values]
+        with eager_threads():
+            found = self._values(reward, *calls * NUM_THREADS, make=interrupting)
+        together = [value for values in found for value in values]
         assert same_values(together, alone * NUM_THREADS), (
             f"calls at the same time got {together[: len(alone)]}, and one after the other {alone}: keep what belongs "
             "to a call in local variables."

@@ -14,12 +14,13 @@ import pytest
 
 from rlplug.data.sources import PromptRow, PromptSource, check_row
 from rlplug.errors import ConfigError, describe
-from rlplug_devkit.tasks.calls import TaskChecks, is_same, same_random_generators
+from rlplug_devkit.tasks.calls import eager_threads, is_same, same_random_generators
+from rlplug_devkit.tasks.refusals import RefusalChecks
 
 NUM_READERS: Final = 4
 
 
-class SourceRowChecks(TaskChecks):
+class SourceRowChecks(RefusalChecks):
     """Checks of what ``rows`` yields.
 
     Attributes:
@@ -44,6 +45,13 @@ class SourceRowChecks(TaskChecks):
 
     def _subject(self) -> str:
         return type(self.make_source()).__name__
+
+    def _make(self) -> PromptSource:
+        return self.make_source()
+
+    def _prepare(self, made: Any) -> None:
+        for _ in islice(made.rows(), self.most_rows):
+            pass
 
     def _rows(self, source: PromptSource) -> tuple[list[PromptRow], str]:
         """Return the first rows, or what went wrong."""
@@ -104,6 +112,9 @@ class SourceRowChecks(TaskChecks):
                 assert isinstance(message, dict), f"{row.uid}: {message!r} is no message: give role and content."
                 assert {"role", "content"} <= message.keys(), f"{row.uid}: a message has {sorted(message)}."
                 assert isinstance(message["role"], str), f"{row.uid}: the role {message['role']!r} is no text."
+                content = message["content"]
+                is_known = content is None or isinstance(content, str | list)
+                assert is_known, f"{row.uid}: the content {content!r} is neither text nor a list of parts."
 
     def test_prompts_are_of_one_form(self) -> None:
         """A run refuses texts beside messages where ``data.chat`` does not say what to do."""
@@ -199,7 +210,7 @@ class SourceRowChecks(TaskChecks):
         if call.error:
             self._not_compared(f"two iterators of one source, read in turn: rows() {call.error}")
         assert is_same(call.value, [(row, row) for row in expected]), f"two iterators, read in turn, differ: {advice}"
-        with ThreadPoolExecutor(NUM_READERS) as threads:
+        with ThreadPoolExecutor(NUM_READERS) as threads, eager_threads():
             found = list(threads.map(self._compared, [source] * NUM_READERS))
         for rows in found:
             assert is_same(rows, expected), f"beside other readers, one source yields other rows: {advice}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import time
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,8 +19,12 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy
 from rlplug.timeouts import Call, CallError
 from rlplug.types import Prompt, RewardError, Sample
-from rlplug_devkit.tasks.calls import TaskChecks
+from rlplug_devkit.tasks.calls import is_same
+from rlplug_devkit.tasks.refusals import RefusalChecks
 
+NUM_PAUSES: Final = 6
+PAUSE_S: Final = 1e-4
+"""Pauses of a sample, and how long each takes, in seconds."""
 Values = list[float | None]
 """Rewards of samples, with ``None`` for an error."""
 
@@ -48,7 +54,25 @@ def make_sample(completion: str, answer: Any = None, prompt: str = "2+2=", **met
     )
 
 
-class Scores(TaskChecks):
+class Interrupting(Sample):
+    """A sample that lets other threads go on when it is first read, so that calls meet in the middle."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("completion", "prompt", "token_ids"):
+            left: int = vars(self).setdefault("_pauses", NUM_PAUSES)
+            vars(self)["_pauses"] = left - 1
+            if left > 0:
+                time.sleep(PAUSE_S)
+        return super().__getattribute__(name)
+
+
+def interrupting(sample: Sample) -> Sample:
+    """Return a copy, as a run makes it, that lets other threads go on when it is read."""
+    made = own_copy(sample)
+    return Interrupting(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
+
+
+class Scores(RefusalChecks):
     """Base class of the kit: makes a reward and calls it."""
 
     def make_reward(self) -> Reward:
@@ -63,8 +87,23 @@ class Scores(TaskChecks):
         """Return the rewards of ``samples()``, ``None`` for an error; without them, any that differ will do."""
         return None
 
+    def expected_notes(self) -> Sequence[str] | None:
+        """Return what ``notes`` returns; without it, any texts will do."""
+        return None
+
+    def broken_prompts(self) -> Sequence[Prompt]:
+        """Return prompts that ``check_prompts`` has to refuse, each alone, for an answer or metadata of theirs."""
+        return ()
+
     def _subject(self) -> str:
         return type(self.make_reward()).__name__
+
+    def _make(self) -> Reward:
+        return self.make_reward()
+
+    def _prepare(self, made: Any) -> None:
+        made.place(torch.device("cpu"))
+        made.notes()
 
     def _ready(self) -> Reward:
         """Return a new reward after what a run calls before the first step."""
@@ -77,13 +116,20 @@ class Scores(TaskChecks):
             self._not_compared(f"place or notes raised {describe(error)}")
         return reward
 
-    def _score(self, reward: Reward, *batches: Sequence[Sample], whole: bool = False) -> list[list[Call]]:
+    def _score(
+        self,
+        reward: Reward,
+        *batches: Sequence[Sample],
+        whole: bool = False,
+        make: Callable[[Sample], Sample] = own_copy,
+    ) -> list[list[Call]]:
         """Score batches at once, each one call after another, and return their calls, which get copies, as in a run.
 
         Args:
             reward: The reward.
             batches: Samples; those of a batch are of one prompt where the reward compares them.
             whole: Give one call all samples of a batch, whatever ``batch_size`` is.
+            make: Makes the copies.
         """
         size = max(map(len, batches)) if whole or reward.compares_group else reward.batch_size
         parts = [[batch[start : start + size] for start in range(0, len(batch), size)] for batch in batches]
@@ -91,16 +137,33 @@ class Scores(TaskChecks):
         with self._guard().around("score"):
             for place in range(max(map(len, parts))):
                 indices = [index for index, of_batch in enumerate(parts) if place < len(of_batch)]
-                copies = [[own_copy(sample) for sample in parts[index][place]] for index in indices]
+                copies = [[make(sample) for sample in parts[index][place]] for index in indices]
+                given = [[(each, _task_of(each)) for each in samples] for samples in copies]
                 calls = self._calls([functools.partial(reward.score, samples) for samples in copies])
+                for samples, before in zip(copies, given, strict=True):
+                    self._note_changes(samples, before)
                 for index, call in zip(indices, calls, strict=True):
                     found[index].append(call)
         return found
 
-    def _values(self, reward: Reward, *batches: Sequence[Sample], whole: bool = False) -> list[Values]:
+    def _note_changes(self, samples: Sequence[Sample], before: Sequence[tuple[Sample, Any]]) -> None:
+        """Note whether a call has changed its list of samples, or one of them."""
+        is_kept = len(samples) == len(before) and all(
+            each is given and is_same(_task_of(each), task) for each, (given, task) in zip(samples, before, strict=True)
+        )
+        if not is_kept:
+            self._guard().changes.setdefault("samples", "score changed the samples that it was given")
+
+    def _values(
+        self,
+        reward: Reward,
+        *batches: Sequence[Sample],
+        whole: bool = False,
+        make: Callable[[Sample], Sample] = own_copy,
+    ) -> list[Values]:
         """Return the values of batches; end the check where calls fail or are malformed."""
         found: list[Values] = []
-        for batch, calls in zip(batches, self._score(reward, *batches, whole=whole), strict=True):
+        for batch, calls in zip(batches, self._score(reward, *batches, whole=whole, make=make), strict=True):
             values: Values = []
             for call in calls:
                 if call.error or not isinstance(call.value, list):
@@ -113,6 +176,11 @@ class Scores(TaskChecks):
                 self._not_compared(f"score returned {len(values)} values for {len(batch)} samples")
             found.append(values)
         return found
+
+
+def _task_of(sample: Sample) -> Any:
+    """Return a copy of what a reward could change of a sample."""
+    return copy.deepcopy((sample.prompt.answer, dict(sample.prompt.metadata), dict(sample.rewards)))
 
 
 def with_answer(sample: Sample, answer: Any, prompt: str | None = None) -> Sample:

@@ -15,13 +15,14 @@ from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.types import MeshSizes
 from rlplug_devkit.claims import ConformanceReport
+from rlplug_devkit.kit import Kit
 from rlplug_devkit.trainers.bench import TrainerBench
 from rlplug_devkit.trainers.cases import TINY_MODELS, mesh_name, meshes_of
 
 EVERY_TRAINER = "every trainer"
 
 
-class TrainerChecks:
+class TrainerChecks(Kit):
     """Settings of a trainer under test. A subclass must override ``make_trainer``, and may override the rest.
 
     Attributes:
