@@ -51,12 +51,12 @@ class RewardCallChecks(Scores):
         counts: dict[str, Any] = {"batch_size": reward.batch_size}
         counts |= {} if reward.max_calls is None else {"max_calls": reward.max_calls}
         for name, count in counts.items():
-            is_number = isinstance(count, int | np.integer) and not isinstance(count, bool)
-            assert is_number and count > 0, f"{name} is {brief(count)}: claim a number above 0."
+            is_known = isinstance(count, int | np.integer) and not isinstance(count, bool) and count > 0
+            assert is_known, f"{name} is {brief(count)}: claim a number above 0."
         assert reward.scales or not reward.scales_group, "scales_group is True, and scales is not: claim both."
         returned: Any = reward.device_bytes()
-        is_known = isinstance(returned, tuple) and list(map(type, returned)) == [int, bool] and returned[0] >= 0
-        assert is_known, f"device_bytes() returned {brief(returned)}: return bytes and whether they are kept."
+        is_size = isinstance(returned, tuple) and list(map(type, returned)) == [int, bool] and returned[0] >= 0
+        assert is_size, f"device_bytes() returned {brief(returned)}: return bytes and whether they are kept."
 
     def test_notes_are_texts(self) -> None:
         reward = self.make_reward()
