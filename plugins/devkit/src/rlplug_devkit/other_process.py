@@ -97,8 +97,8 @@ def _list_backwards() -> None:
         def __next__(self) -> Any:
             return next(self._entries)
 
-    os.listdir = lambda path=".": listdir(path)[::-1]
-    os.scandir = lambda path=".": Backwards(path)  # type: ignore[assignment,return-value]
+    os.listdir = lambda path=".": listdir(path)[::-1]  # type: ignore[assignment]
+    os.scandir = lambda path=".": Backwards(path)  # type: ignore[assignment]
 
 
 def _serve() -> None:

@@ -123,7 +123,7 @@ def process_state() -> dict[str, Any]:
         "the decimal context": (*_precision(decimal.getcontext()), *_precision(decimal.DefaultContext)),
         "the longest field of a CSV file": csv.field_size_limit(),
         "how arrays are printed": (repr(numpy.get_printoptions()), repr(torch._tensor_str.PRINT_OPTS)),
-        "how tensors are shared": torch.multiprocessing.get_sharing_strategy(),
+        "how tensors are shared": torch.multiprocessing.get_sharing_strategy(),  # type: ignore[no-untyped-call]
         "the alarm of the process": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         "the policy of event loops": type(asyncio.get_event_loop_policy()).__qualname__,
         "the locale": locale.setlocale(locale.LC_ALL),

@@ -228,7 +228,7 @@ def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
 def _problem_of(text: str, key: str) -> str:
     if not text.strip():
         return "a ConfigError without a message: say what to write instead."
-    if len(text.removeprefix(key).split()) < 3:
+    if len(text.removeprefix(key).split()) < 2:
         return f"{text!r}: say what is wrong, and what to write instead."
     return "" if text.startswith(key) else f"{text!r}: begin the message with the key, {key}."
 

@@ -75,7 +75,9 @@ def write_completions(
 
 def _with_tokens(prompts: Sequence[Prompt], tokenizer: Any, most: int) -> list[Prompt]:
     """Return prompts with the policy's tokens, in its chat template where it has one."""
-    rows = [PromptRow(each.uid, list(each.messages) or each.text, None, {}) for each in prompts]
+    rows = [
+        PromptRow(each.uid, [dict(message) for message in each.messages] or each.text, None, {}) for each in prompts
+    ]
     is_chat = bool(tokenizer.chat_template)
     texts = render_all(rows, tokenizer, None) if is_chat else [each.text for each in prompts]
     tokens = tokenize_all([each.uid for each in prompts], texts, tokenizer, not is_chat, most)
