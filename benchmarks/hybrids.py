@@ -317,7 +317,7 @@ def try_loaded(line: dict[str, Any], dtype: str, module: Measured) -> None:
             line["refused"] = ""
         except ConfigError as error:
             line["refused"] = str(error)[:300]
-    beside, other, alone = seen
+    beside, other, alone = seen[:3]  # a backward pass follows
     allowed = (packing_checks.TOLERANCE if dtype == "float32" else packing_checks.ROUNDING) * alone.std()
     line["of allowed, other neighbour"] = round(float((beside - other).abs().mean() / allowed), 4)
     line["of allowed, none"] = round(float((beside - alone).abs().mean() / (2 * allowed)), 4)

@@ -75,8 +75,8 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
         if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
             text = f"its code knows no attention {error}"
-        text = text.partition("Model type should be one of")[0]  # all that transformers knows follow
-        reason = " ".join(line.strip() for line in text.strip().splitlines()[:2]).rstrip(".")
+        lines = text.partition("Model type should be one of")[0].strip().splitlines()  # all of transformers' follow
+        reason = " ".join(line.strip() for line in lines[:2]).rstrip(".")
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error
         place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"

@@ -32,15 +32,14 @@ LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
 CAUSES: Final = "a mask, a state, or noise whose option a run sets to 0"
 REMEDY: Final = "Set model.trainer to HybridTrainer if it has a state, as Mamba has; otherwise use another model."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
+CHANGES: Final = "model.optimizations, and packages of kernels, such as causal-conv1d"
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
 LARGEST: Final = 1 << 28  # elements of a matrix beyond which its rows overlap in memory
 
 
 @torch.no_grad()
 def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = lambda _: None) -> None:
-    """Try a model's first layers, those of each kind, on two packed sequences, on the CPU with random weights.
-
-    ``edit`` changes the layers as the run will.
+    """Try a model's first layers, of each kind and as ``edit`` changes them, on two packed sequences on the CPU.
 
     Raises:
         ConfigError: Two passes in training differ; or the logits of the second sequence change with the first, or are
@@ -96,33 +95,42 @@ def _leaking(model: Any, first: Tensor, other: Tensor, second: Tensor) -> str:
     return type(model).__name__
 
 
-@torch.no_grad()
 def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
     """Try a model as it runs, loaded, optimized, sharded and with kernels, on two packed sequences. Collective.
 
     Raises:
-        ConfigError: What it computes of the second sequence changes with the first, or without it.
+        ConfigError: What it computes of the second sequence changes with the first or without it, or nothing trains it.
     """
     config = getattr(model, "trunk", model).config.get_text_config()
     ids = torch.randint(2, config.vocab_size, (3, 2 * LENGTH), generator=torch.Generator().manual_seed(0))
-    values, tolerance, nothing = [], ROUNDING, cast(Any, None)
-    for places in ([0, 2], [1, 2], [2]):
+    tolerance, nothing, where = ROUNDING, cast(Any, None), f"{config.model_type} as it runs on {strategy.root_device}"
+
+    def last_of(places: list[int]) -> Tensor:
+        nonlocal tolerance
         row = _row(*ids[places]).part(strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         micro_batch = PackedMicroBatch(nothing, row.to(strategy.root_device))  # models read the row alone
         if hasattr(model, "trunk"):
-            values.append(critic_forward(model, micro_batch)[-2 * LENGTH :])
-        else:
-            output = policy_forward(model, micro_batch, SamplingParams(), "none")
-            values.append(output.tokens.logprobs[-2 * LENGTH :])
-            tolerance = TOLERANCE if output.hidden.dtype == torch.float32 else ROUNDING
+            return critic_forward(model, micro_batch)[-2 * LENGTH :]
+        output = policy_forward(model, micro_batch, SamplingParams(), "none")
+        tolerance = TOLERANCE if output.hidden.dtype == torch.float32 else ROUNDING
+        return output.tokens.logprobs[-2 * LENGTH :]
+
+    values = [torch.no_grad()(last_of)(places) for places in ([0, 2], [1, 2], [2])]
     leaks, differs = ((values[0] - other).abs().mean() for other in values[1:])
     allowed = tolerance * values[2].std()  # of other neighbours, and twice as much of another length of the row
     if strategy.any_rank(not bool(torch.maximum(leaks, differs / 2) <= allowed)):
         raise ConfigError(
-            f"{key}: {config.model_type} as it runs on {strategy.root_device} changes a packed sequence by {leaks:.2g} "
-            f"with its neighbour and by {differs:.2g} without one; round-off is below {allowed:.2g}. Remove what "
-            "changes its layers: model.optimizations, and packages of kernels, such as causal-conv1d."
+            f"{key}: {where} changes a packed sequence by {leaks:.2g} with its neighbour and by {differs:.2g} without "
+            f"one; round-off is below {allowed:.2g}. Remove what changes its layers: {CHANGES}."
         )
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        try:
+            torch.autograd.backward(last_of([0, 2]).mean())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of a kernel, which the forward pass does not meet
+            raise ConfigError(f"{key}: {where} has no backward pass, by {CHANGES}: {describe(error)}") from error
+        model.zero_grad()
 
 
 def _first_layers(config: Any, path: str, key: str) -> Any:

@@ -90,15 +90,32 @@ class Ranks:
         return value
 
 
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise RuntimeError("Triton is too old")
+
+
 @pytest.mark.parametrize(("kind", "dtype", "leaks"), [("llama", "bfloat16", False), ("lfm2", "float32", True)])
 def test_a_loaded_model_is_tried_as_it_runs(kind, dtype, leaks):
-    """Catches a leak that is there on the run's device alone, as of a kernel, and round-off that is taken for one."""
+    """Catches what is there on the run's device alone, as a kernel's leak or a kernel that fails in its backward pass,
+
+    which a run would meet after its first rollout; and round-off that is taken for a leak.
+    """
     torch.manual_seed(0)
     layers = {} if kind == "llama" else {"layer_types": ["conv", "full_attention"] * 2, "initializer_range": 0.25}
     config = CONFIG_MAPPING[kind](**SIZES | layers)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="packed")
     if not leaks:
         check_loaded("model.policy", model, Ranks())
+        assert all(parameter.grad is None for parameter in model.parameters())
+        model.model.norm.register_forward_hook(lambda layer, given, output: WithoutBackward.apply(output))
+        with pytest.raises(ConfigError, match=r"llama .* on cpu has no backward pass, .*: RuntimeError: Triton"):
+            check_loaded("model.policy", model, Ranks())
         return
     with pytest.raises(ConfigError, match=r"^model\.policy: lfm2 as it runs on cpu changes .* causal-conv1d"):
         check_loaded("model.policy", model, Ranks())
