@@ -34,7 +34,6 @@ hookimpl: Final = pluggy.HookimplMarker("rlplug")
 CORE: Final = "rlplug"
 """Name of the core among the plugins."""
 
-
 Modules: TypeAlias = dict[str, tuple[ModuleType, PluginRecord]]
 """Module and record of each plugin, by the plugin's name."""
 

@@ -57,7 +57,6 @@ _LIBRARY: Final = re.compile(r"/site-packages/(torch|lightning)/")
 """Files of which a frame says little about who needed memory."""
 _ABSTRACT: Final = re.compile(r"Expected an instantiatable class, but (\S+) is abstract")
 
-
 MAX_LENGTH: Final = 800
 """Longest message of the parser, in characters."""
 _UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)")

@@ -103,19 +103,19 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
     """
     config = getattr(model, "trunk", model).config.get_text_config()
     ids = torch.randint(2, config.vocab_size, (3, 2 * LENGTH), generator=torch.Generator().manual_seed(0))
-    tolerance, nothing, where = ROUNDING, cast(Any, None), f"{config.model_type} as it runs on {strategy.root_device}"
-
-    def last_of(places: list[int]) -> Tensor:
-        nonlocal tolerance
+    values, tolerance, nothing = [], ROUNDING, cast(Any, None)
+    where = f"{config.model_type} as it runs on {strategy.root_device}"
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    for places in ([0, 2], [1, 2], [2]):
         row = _row(*ids[places]).part(strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         micro_batch = PackedMicroBatch(nothing, row.to(strategy.root_device))  # models read the row alone
-        if hasattr(model, "trunk"):
-            return critic_forward(model, micro_batch)[-2 * LENGTH :]
-        output = policy_forward(model, micro_batch, SamplingParams(), "none")
+        with torch.set_grad_enabled(trains and places == [2]):
+            if hasattr(model, "trunk"):
+                values.append(critic_forward(model, micro_batch)[-2 * LENGTH :])
+                continue
+            output = policy_forward(model, micro_batch, SamplingParams(), "none")
+        values.append(output.tokens.logprobs[-2 * LENGTH :])
         tolerance = TOLERANCE if output.hidden.dtype == torch.float32 else ROUNDING
-        return output.tokens.logprobs[-2 * LENGTH :]
-
-    values = [torch.no_grad()(last_of)(places) for places in ([0, 2], [1, 2], [2])]
     leaks, differs = ((values[0] - other).abs().mean() for other in values[1:])
     allowed = tolerance * values[2].std()  # of other neighbours, and twice as much of another length of the row
     if strategy.any_rank(not bool(torch.maximum(leaks, differs / 2) <= allowed)):
@@ -123,9 +123,9 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
             f"{key}: {where} changes a packed sequence by {leaks:.2g} with its neighbour and by {differs:.2g} without "
             f"one; round-off is below {allowed:.2g}. Remove what changes its layers: {CHANGES}."
         )
-    if any(parameter.requires_grad for parameter in model.parameters()):
+    if trains:
         try:
-            torch.autograd.backward(last_of([0, 2]).mean())
+            torch.autograd.backward(values[2].mean())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of a kernel, which the forward pass does not meet
@@ -146,8 +146,7 @@ def _first_layers(config: Any, path: str, key: str) -> Any:
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and list(module) == blocks:
             del module[1 + max(map(kinds.index, kinds)) :]
-    output = model.get_output_embeddings()
-    model.set_output_embeddings(nn.Linear(output.in_features, LENGTH, bias=False, device="meta"))
+    model.set_output_embeddings(nn.Linear(model.get_output_embeddings().in_features, LENGTH, False, "meta"))
     return model.train()
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 SAMPLER_BYTES: Final = 20
 """Bytes per logit while sampling: five float32 copies (raw, tempered, probabilities, cumulative sum, masked)."""
 
-
 WARPERS: Final = {"epsilon_cutoff": EpsilonLogitsWarper, "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}
 """What of transformers leaves tokens out by the option's value; it gets and returns logits after the temperature."""
 

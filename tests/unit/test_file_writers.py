@@ -75,7 +75,6 @@ READ_OTHERWISE = {
     "rlplug/cli/configuration/early_checks.py": 1,  # this package's
     "rlplug/cli/find_commands.py": 1,
     "rlplug/recording/run_record.py": 2,  # a distribution's
-    "rlplug/recording/provenance.py": 1,  # of this run, which has its lock and has seen that they are files
     "rlplug/recording/changes.py": 1,
     "rlplug/distributed/checkpoints/resumed_files.py": 1,
     "plugins/watch/src/rlplug_watch/page/server.py": 1,
@@ -112,6 +111,7 @@ OTHERS = {
     "plugins/rollout_sglang/src/rlplug_rollout_sglang/server.py": 1,
     # a new plugin, and files that the command line names
     "plugins/devkit/src/rlplug_devkit/new_plugin/rendering.py": 1,
+    "plugins/devkit/src/rlplug_devkit/certify/command.py": 1,
     "plugins/devkit/src/rlplug_devkit/check/__init__.py": 1,
     "plugins/migrate/src/rlplug_migrate/command.py": 1,
     "plugins/plan/src/rlplug_plan/overlay.py": 2,

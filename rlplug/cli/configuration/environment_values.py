@@ -18,7 +18,6 @@ _FORM: Final = re.compile(r"\$\$\{|\$\{(?P<inside>[^}]*)\}|\$\{")
 _INSIDE: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<has_default>:-(?P<default>.*))?", re.ASCII | re.DOTALL)
 _FIX: Final = "write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
 
-
 _RESOLVED: Final[set[str]] = set()
 """Texts that were read from variables, which are no YAML wherever they turn up again."""
 

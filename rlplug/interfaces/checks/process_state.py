@@ -27,7 +27,6 @@ _WORDS: Final = {
 _SAID: set[tuple[str, str]] = set()
 """Calls and fields that were warned of."""
 
-
 _handler: Final[Callable[[int], Any]] = sys.modules["_signal"].getsignal
 """``signal.getsignal`` itself: what surrounds it tries to make an enum of the handler, and takes most of the time."""
 
