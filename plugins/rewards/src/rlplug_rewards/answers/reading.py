@@ -53,6 +53,8 @@ ABOUT: Final = re.compile(
     r"|equals?|equal to)(?!\w)|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
     re.IGNORECASE,
 )
+SEPARATOR: Final = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\\\|\\l(?:and|or)(?![A-Za-z])")
+"""What separates the values of a list beside commas and semicolons."""
 UNIT_VECTOR: Final = re.compile(
     r"\s*([+-]?)\s*([^+-]*?)\s*\\(?:mathbf|boldsymbol|bm|hat|vec|textbf)\s*\{?\s*\\?([ijk])(?:math)?\s*\}?\s*"
 )
@@ -298,16 +300,7 @@ def _list(text: str, depth: int) -> Value | None:
     text = re.sub(r"«\s*(and|or)\s*»", r" \1 ", text)
     text = re.sub(r"«\s*(and|or)\s+([^»]*)»", r" \1 «\2»", text)
     text = re.sub(r"^(?:both|either)\s+", "", text)
-    joined = join(text)
-    pieces = split(joined, ",;")
-    pieces = [part for piece in pieces for part in _split_words(piece)]
-    pieces = [
-        part
-        for piece in pieces
-        for part in re.split(r"\\\\|\\l(?:and|or)(?![A-Za-z])", piece)
-        if balanced(part) or True
-    ]
-    pieces = [piece.strip() for piece in pieces if piece.strip()]
+    pieces = [part.strip() for piece in split(join(text), ",;") for part in SEPARATOR.split(piece) if part.strip()]
     if len(pieces) < 2 or len(pieces) > 200:
         return None
     values = [read_clean(piece, depth + 1) for piece in pieces]
@@ -335,10 +328,6 @@ def _each(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Relation) and value.label and isinstance(value.right, Items) and not value.right.brackets:
         return tuple(replace(value, right=part) for part in value.right.parts)
     return value.parts if isinstance(value, Items) and not value.brackets else (value,)
-
-
-def _split_words(text: str) -> list[str]:
-    return re.split(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", text)
 
 
 def _signs(text: str, depth: int) -> Value | None:

@@ -30,6 +30,7 @@ DISTANCE: Final = re.compile(
 """A symbol's distance from a number, such as ``|x - 2| < 3``."""
 BUILDER: Final = re.compile(r"\s*(?:[a-z]|\([a-z](?:,\s*[a-z])+\))\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(.+)")
 """What stands in braces around the condition of a set."""
+UNION: Final = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|\\(?:lor|cup)(?![A-Za-z])")
 MINUS: Final = re.compile(r"\\setminus(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-|-(?=\s*⦃)")
 PLAIN: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 
@@ -52,13 +53,8 @@ def read_region(text: str, is_part: bool = False) -> Region | None:
         if sign in ("<", "<="):
             return read_region(f"{low} {sign} {distance[1]} {sign} {high}")
         return read_region(f"{distance[1]} {FLIPPED[sign]} {low} or {distance[1]} {sign} {high}")
-    if re.search(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text):
-        return _joined(
-            [
-                read_region(part, True)
-                for part in re.split(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text)
-            ]
-        )
+    if len(parts := UNION.split(text)) > 1:
+        return _joined([read_region(part, True) for part in parts])
     if (minus := MINUS.search(text)) is not None:
         removed = text[minus.end() :].strip()
         part = _made([Span(at, at, True, True) for at in _points(removed)]) if "⦃" in removed else None
