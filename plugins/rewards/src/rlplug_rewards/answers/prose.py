@@ -15,11 +15,13 @@ from rlplug_rewards.answers.numerals import NUMBER_WORDS, in_words
 from rlplug_rewards.answers.sentences import after_correction, first_sentence, last_sentence, plain, shortened
 from rlplug_rewards.answers.wording import DATE
 
+HEADING: Final = r"(?:[*_]*(?:step|part|case)\b|[*_]*\d[.)] [a-z][^\n]*\n\s*\S|[^\d\n]*[a-z]{4}[^\d\n]*\n\s*\S)"
+"""What makes ``####`` a heading of a step, and no mark of an answer."""
 CUE: Final = re.compile(
-    r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
+    r"(?:\b(?:answer|choice|option|result|solution)s?\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
     r"\W{0,4}?\s*(?:\bis\b|['’]s\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
-    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]"
+    rf"|^\s*#{{4}}(?!#|\s*{HEADING})|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]"
     r"|答案\s*(?:是|为|：|:|=)|答え\s*(?:は|：|:)|Ответ\s*:)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -257,7 +259,7 @@ def _parts_of_statement(text: str) -> Iterator[str]:
     yield whole
     if (behind := BEHIND.fullmatch(whole)) is not None:
         yield behind[1]
-    math = _mathematics(whole)
+    math = MATHEMATICS.findall(whole)
     rest = MATHEMATICS.sub("", whole)
     if len(math) == 1 and not re.search(r"\d", rest) and not BOUND.search(f"at {rest}"):
         yield math[0]
@@ -271,7 +273,7 @@ def _only_number(sentence: str) -> Iterator[str]:
     """Yield the only mathematics of a sentence, or its only number with the word behind it."""
     if len(sentence) > 400 or BOUND.search(sentence):
         return
-    math = [part for part in _mathematics(sentence) if len(part.strip()) > 1 or part.strip().isdigit()]
+    math = [part for part in MATHEMATICS.findall(sentence) if len(part.strip()) > 1 or part.strip().isdigit()]
     if len(math) == 1:
         yield math[0]
         return
@@ -280,10 +282,6 @@ def _only_number(sentence: str) -> Iterator[str]:
         return
     if not SPOKEN_OF.match(sentence, numbers[0].end()):
         yield numbers[0][0].rstrip(",")
-
-
-def _mathematics(text: str) -> list[str]:
-    return MATHEMATICS.findall(text)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
