@@ -18,10 +18,10 @@ from rlplug_rewards.answers.wording import DATE
 HEADING: Final = r"(?:[*_]*(?:step|part|case)\b|[*_]*\d[.)] [a-z][^\n]*\n\s*\S|[^\d\n]*[a-z]{4}[^\d\n]*\n\s*\S)"
 """What makes ``####`` a heading of a step, and no mark of an answer."""
 CUE: Final = re.compile(
-    r"(?:\b(?:answer|choice|option|result|solution)s?\b(?:\s*\([^()\n]{0,30}\))?"
-    r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
+    r"(?:\b(?:answer|choice|option|result|solution)s?\b"
+    r"(?:\s+(?:to|of|for)\b[^.\n:=$]{0,80}?)?"
     r"\W{0,4}?\s*(?:\bis\b|['’]s\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
-    rf"|^\s*#{{4}}(?!#|\s*{HEADING})|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=]"
+    rf"|^\s*#{{4}}(?!#|\s*{HEADING})|^\s*(?:A|Ans|Sol)\s*[:.](?=\s)"
     r"|答案\s*(?:是|为|：|:|=)|答え\s*(?:は|：|:)|Ответ\s*:)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -49,7 +49,6 @@ FIELD: Final = re.compile(
     re.IGNORECASE,
 )
 """The field of an object in JSON that is its answer."""
-NEARLY: Final = re.compile(r"≈|\\approx")
 ADVERBS: Final = re.compile(
     r"^(?:\s|[*_:=,]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to"
     r"|equals|given by|is|are|that|the|at|on|by|an?(?=\s+[\d$\\A-Z])|option|choice|letter|found to be|a total of"
@@ -58,11 +57,9 @@ ADVERBS: Final = re.compile(
 )
 LEAD: Final = re.compile(
     r"^(?:(?:[=-]>|[⇒⟹→∴]|(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently"
-    r"|accordingly|in total"
-    r"|in conclusion|as a result|"
-    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i g[eo]t|it is|it's|that's"
-    r"|this is|that is|there are|"
-    r"there is|which is|it equals|that)\b)[,:]?\s*)+",
+    r"|accordingly|in total|in conclusion|as a result|to conclude|it follows|this gives|giving"
+    r"|we (?:get|have|find|obtain|see|conclude)|i g[eo]t|it is|it's|that's|this is|that is|there (?:is|are)"
+    r"|which is|it equals|that)\b)[,:]?\s*)+",
     re.IGNORECASE,
 )
 ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?(?:\s+[a-z]{2,}){0,3})\s+\(.*\)$")
@@ -70,10 +67,9 @@ ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?(?:\s+[a-z]{2,}){0,3})\s
 IN_BRACKETS: Final = re.compile(r"([a-z]+(?:[ -][a-z]+){0,5})\s+\((-?\d[\d.,]*)\)", re.IGNORECASE)
 """A number in words and, behind it, in digits."""
 CLAUSE: Final = re.compile(
-    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)"
-    r"|so that|if|after|assuming|attained|achieved|reached|as (?:required|desired)|"
-    r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with"
-    r"|while|hence|therefore)\b).*",
+    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|as (?:this|it|the|we)|so that|if|after"
+    r"|attained|and (?:the|this|that|we|so)\b|for (?:the|this|all)\b)\b"
+    r"|,\s+(?:so|as|not|the|and not|but|with|while)\b).*",
     re.IGNORECASE | re.DOTALL,
 )
 BEHIND: Final = re.compile(
@@ -98,13 +94,13 @@ RESTATED: Final = re.compile(
 )
 """What stands between an answer and the same in another form."""
 SYSTEM: Final = re.compile(
-    r"(?:\$|\\\()?\s*[A-Za-z]\w?\s*=[^=]{1,60}(?:(?:,|\band\b|;)[\s$\\()]*(?:and\b[\s$\\()]*)?[A-Za-z]\w?\s*=[^=]{1,60})+$"
+    r"\$?\s*[A-Za-z]\w?\s*=[^=]{1,60}(?:(?:,|\band\b|;)[\s$\\()]*(?:and\b[\s$\\()]*)?[A-Za-z]\w?\s*=[^=]{1,60})+$"
 )
 """Values of several symbols at the end of a sentence: ``x = 5 and y = 2``."""
 EMPHASIS: Final = re.compile(r"\*\*(?!\s)([^*\n]+?)(?<![\s:])\*\*")
 NAMED: Final = re.compile(
-    r"([A-Z]\w*(?:\s[A-Z]\w*){0,2})\s+(?:(?:is|has|was|had|won|wins)\s+the\s+(?:\w+\s+)?"
-    r"(?:most|least|best|correct|winner|first|last|only|\w+est)|(?:finished|came|arrived)\s+(?:first|last))\b"
+    r"([A-Z]\w*(?:\s[A-Z]\w*){0,2})\s+(?:(?:is|has|was|had)\s+the\s+(?:most|least|best|winner|\w+est)"
+    r"|(?:finished|came|arrived)\s+(?:first|last))\b"
 )
 """A name that begins a sentence which says that it is the one asked for: ``Evelyn has the largest speed``."""
 MATHEMATICS: Final = re.compile(r"\$([^$\n]+)\$")
@@ -239,8 +235,7 @@ def _parts_of_sentence(sentence: str) -> Iterator[str]:
     short = CIRCUMSTANCE.sub("", sentence)
     if short != sentence and re.search(r"\d", short) and (verb := _last(VERB, short)) is not None:
         yield from _parts_of_statement(short[verb.end() :])
-    verb = _last(VERB, sentence) or _last(NEARLY, sentence)
-    if verb is not None:
+    if (verb := _last(VERB, sentence)) is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
 
 

@@ -99,12 +99,12 @@ def last_sentence(text: str) -> str:
 
 
 def _end_of_sentence(text: str, begin: int) -> int:
-    """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
+    """Return where a sentence ends; a full stop or line end in ``$...$`` ends none."""
     for match in SENTENCE_END.finditer(text, begin):
         before = text[begin : match.start()]
         marks = before.count("$") - before.count("\\$") - len(CURRENCY.findall(before))
         is_outside = marks == 0 or before.count("$") % 2 == 0
         is_short = match[0].startswith(".") and before.lower().endswith(ABBREVIATIONS)
-        if is_outside and not is_short and before.count("\\[") == before.count("\\]") and before.strip():
+        if is_outside and not is_short and before.strip():
             return match.end()
     return len(text)
