@@ -20,7 +20,6 @@ From a completion to a verdict, with the modules of each stage::
     equality             whether two meanings are the same: equation_equality, quantity_equality
 
 ``references`` makes the accepted answers texts and refuses those that cannot be read; ``splitting`` knows brackets.
-Every rule has pairs in ``tests/answer_table.txt``.
 
 Nothing here imports rlplug: the processes that score samples need neither torch nor its memory.
 """
