@@ -164,7 +164,8 @@ def test_a_size_is_planned_without_a_model_or_data(results: Runs, written: Path)
 def test_a_size_takes_the_place_of_a_files_model_and_data(results: Runs) -> None:
     """Alone catches options of the file's template, data and validation that the stand-ins are refused for."""
     assert results["recipe"].exit_code == 0, results["recipe"].output
-    assert "memory plan" in results["recipe"].message
+    for words in ("memory plan", "shared prefixes: of a group of 8 with ", "the prompt once a pass:"):
+        assert words in results["recipe"].message
 
 
 def test_the_run_that_a_shape_gives_can_be_planned_with_its_data(results: Runs, written: Path) -> None:

@@ -92,6 +92,7 @@ def _plan(arguments: list[str], gpu: GPU, gbit_s: float | None, target: Path | N
         from rlplug.setup.planning import plan_run
         from rlplug.weight_sync.manifest import policy_weights
         from rlplug_plan.run_inputs import PlannedRun
+        from rlplug_plan.shared_tokens import sharing_note
         from rlplug_plan.sync_time import SyncTime
 
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
@@ -113,6 +114,9 @@ def _plan(arguments: list[str], gpu: GPU, gbit_s: float | None, target: Path | N
     rows = plan.batch.table_rows(module.config.on_policy_pass)
     print_batch_plan(rows, f"batch plan, GPUs: {plan.mesh.world_size}")
     print_memory_plan(memory)
+    if plan.batch.layout is not None:
+        completion = config.sampling.max_new_tokens
+        say(sharing_note(plan.batch, plan.longest - completion, completion))
     for effect in memory.left_out:
         say(effect.description)
     if gbit_s is not None:
