@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def gather_arrays(array: Array, world_size: int, group: dist.ProcessGroup) -> Array:
+def gather_arrays(array: Array, world_size: int, device: torch.device, cpu_group: dist.ProcessGroup) -> Array:
     """Return the concatenation of every rank's array along the first dimension, in rank order, on every rank.
 
-    Collective. Lengths may differ; dtype and the other dimensions are the same on all ranks, of a group of gloo.
+    Collective. Lengths may differ; dtype and the other dimensions are the same on all ranks. The exchange of lengths
+    in ``cpu_group``, of gloo, waits for all ranks; the default group, on ``device``, then exchanges the arrays.
     """
     lengths = torch.empty(world_size, 1, dtype=torch.int64)
-    dist.all_gather(list(lengths), torch.tensor([len(array)]), group=group)
+    dist.all_gather(list(lengths), torch.tensor([len(array)]), group=cpu_group)
     sizes = lengths.flatten().tolist()
-    longest = max(sizes)
-    padded = np.zeros((longest, *array.shape[1:]), array.dtype)
+    padded = np.zeros((max(sizes), *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
-    sent = _as_bytes(padded)
-    gathered = torch.empty(world_size, len(sent), dtype=torch.uint8)
-    dist.all_gather(list(gathered), sent, group=group)
-    parts = gathered.numpy().view(array.dtype).reshape(world_size, *padded.shape)
+    sent = _as_bytes(padded).to(device)
+    gathered = torch.empty(world_size, len(sent), dtype=torch.uint8, device=device)
+    dist.all_gather(list(gathered), sent)
+    parts = gathered.cpu().numpy().view(array.dtype).reshape(world_size, *padded.shape)
     return np.concatenate([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 

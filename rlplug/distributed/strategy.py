@@ -73,7 +73,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = reshard_after_backward
         self.sync_every_micro_batch = sync_every_micro_batch
-        self._waiting: dist.ProcessGroup | None = None  # in which ranks wait for one another's phases
+        self._cpu_group: dist.ProcessGroup | None = None  # of gloo, in which ranks wait for one another's phases
         self.store: Store | None = None
         """Store of all ranks; ``None`` for a single one."""
         self.accept_checkpoint: Callable[[Path, Mapping[str, Any]], None] | None = None
@@ -93,11 +93,10 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             )
         sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
         self._join_ranks()
-        assert self._timeout is not None
-        deadline_s = getattr(self.lightning_module, "phase_deadline_s", self._timeout.total_seconds())
-        self.waiting_time = waiting_time(deadline_s)
+        timeout: Any = self._timeout
+        self.waiting_time = waiting_time(getattr(self.lightning_module, "phase_deadline_s", timeout.total_seconds()))
         if self.world_size > 1:
-            self._waiting = dist.new_group(backend="gloo", timeout=self.waiting_time)
+            self._cpu_group = dist.new_group(backend="gloo", timeout=self.waiting_time)
         self._setup_distributed()
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
@@ -262,7 +261,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
         tensors = take_tensors(checkpoint)
         write_others(checkpoint, Path(filepath))
-        save(tensors, storage_writer=ChecksumWriter(filepath), process_group=self._waiting)
+        save(tensors, storage_writer=ChecksumWriter(filepath), process_group=self._cpu_group)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Verify a checkpoint, load its tensors and return all else. Collective; no pickled code runs.
@@ -295,19 +294,19 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     def gather(self, items: list[Item]) -> list[Item]:
         """Return the concatenation of every rank's ``items``, in rank order, on every rank."""
-        if self._waiting is None:
+        if self._cpu_group is None:
             return items
         gathered: list[list[Item]] = [[] for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, items, group=self._waiting)
+        dist.all_gather_object(gathered, items, group=self._cpu_group)
         return [item for part in gathered for item in part]
 
     def gather_arrays(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the concatenation of every rank's array; see :func:`rlplug.distributed.exchange.gather_arrays`."""
-        if self._waiting is None:
+        if self._cpu_group is None:
             return array
         from rlplug.distributed.exchange import gather_arrays
 
-        return gather_arrays(array, self.world_size, self._waiting)
+        return gather_arrays(array, self.world_size, self._exchange_device, self._cpu_group)
 
     def exchange_arrays(self, parts: Sequence[NDArray[Any]], lengths: Sequence[int]) -> NDArray[Any]:
         """Send each rank its part; see :func:`rlplug.distributed.exchange.exchange_arrays`."""
@@ -319,7 +318,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.gather([name])
 
     def broadcast(self, obj: Item, src: int = 0) -> Item:
-        return self.gather([obj])[src if self._waiting else 0]
+        return self.gather([obj])[src if self._cpu_group else 0]
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""

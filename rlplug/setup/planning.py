@@ -86,9 +86,8 @@ def plan_run(
     layout = make(config=config, mesh=mesh, on_gpu=gpu is not None) if config.batch.share_prefixes else None
     cost = attention_cost(text_config)
     critic_tokens = None if config.critic is None else config.critic.max_tokens_per_gpu
-    data_size, sequence_size = mesh.data_size, mesh.sequence
     batch = BatchPlan(
-        config.batch, mesh.world_size, data_size, sequence_size, longest, cost, layout, critic_tokens=critic_tokens
+        config.batch, mesh.world_size, mesh.data_size, mesh.sequence, longest, cost, layout, critic_tokens=critic_tokens
     )
     num_prompts = data.train_stream.num_prompts
     check_streamed_prompts(config, num_prompts is None)
