@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.distributed.ranks import lost_rank
 from rlplug.errors import ConfigError, describe
+from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
 from rlplug.models.forward import critic_forward, policy_forward
@@ -126,9 +128,9 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
     if trains:
         try:
             torch.autograd.backward(values[2].mean())
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # of a kernel, which the forward pass does not meet
+            if out_of_memory(error) or lost_rank(error) is not None:
+                raise
             raise ConfigError(f"{key}: {where} has no backward pass, by {CHANGES}: {describe(error)}") from error
         model.zero_grad()
 
