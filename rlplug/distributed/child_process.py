@@ -59,7 +59,7 @@ def ended_rank(store: Any, world_size: int, wait_s: float) -> str:
     ends_at = time.monotonic() + wait_s
     try:
         processes = [store.get(f"process/{rank}").decode().split(" ") for rank in range(world_size)]
-    except RuntimeError:  # it has gone with the process that had it
+    except RuntimeError:  # the store has gone with its process
         return "rank 0, or torchrun's agent,"
     while time.monotonic() < ends_at:
         for rank, (host, pid) in enumerate(processes):

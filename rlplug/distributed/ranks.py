@@ -99,7 +99,7 @@ def end_this_rank(reason: str, others: Sequence[subprocess.Popen[bytes]] = ()) -
 
 
 def waiting_time(phase_deadline_s: float | None) -> timedelta:
-    """Return how long ranks wait for one in a phase, which ends itself at its deadline; of ``None``, a year."""
+    """Return how long ranks wait for one in a phase, which ends itself at its deadline; a year for ``None``."""
     return timedelta(days=365) if phase_deadline_s is None else timedelta(seconds=phase_deadline_s + 60)
 
 

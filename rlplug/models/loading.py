@@ -97,7 +97,7 @@ def to_empty_on(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy", prefix: str = "") -> Effect:
-    """Load every parameter and buffer but low-rank adapters, as float32, this rank's shards alone; say how.
+    """Load all parameters and buffers but low-rank adapters, as float32, this rank's shards alone; return the effect.
 
     ``model`` is one of :func:`empty_model` with memory, or a submodule whose names have ``prefix`` in the whole.
 

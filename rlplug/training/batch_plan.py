@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     """Rows that one pass computes together, its tokens and its pairs of tokens."""
 
 PassKind = Literal["update", "forward", "critic_update", "critic_forward"]
-"""``update``: forward and backward passes. ``forward``: nothing is trained. Of a critic's own trunk, its own."""
+"""``update``: forward and backward passes. ``forward``: nothing is trained. ``critic_``: of a critic's own trunk."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
 _BUDGET = "max_tokens_per_gpu"
