@@ -63,9 +63,9 @@ def newest_checkpoint(run_dir: Path) -> Path:
         return found[-1]
     if not (run_dir / CONFIG).exists():
         raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no {CONFIG}).")
-    raise ConfigError(
-        f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
-    )
+    link = "its checkpoints/ is a link, as no file of a run is. Put the folder that it leads to in its place."
+    none = "the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
+    raise ConfigError(f"--resume {run_dir}: {link if (run_dir / 'checkpoints').is_symlink() else none}")
 
 
 def newest_whole(run_dir: Path) -> Path | None:
