@@ -58,7 +58,7 @@ class RunningServer:
         labels = self.labels = backend.labels
         seen = None if device.type == "cpu" else "0"
         self.processes = ServerProcesses(labels.engine, backend.launch, [seen], labels.noise)
-        self.client = HTTPClient(self.processes.key, "the server's environment", labels.server_key)
+        self.client = HTTPClient(self.processes.keys, "the server's environment", labels.server_key)
         urls = self.processes.urls
         wait_until_healthy(labels.engine, self.client, urls, DEADLINE_S, self.processes)
         self.requests = ServerRequests(backend, self.client, urls, 0, DEADLINE_S, EngineStats(0, 0))

@@ -109,13 +109,13 @@ class ScrapeTargets:
         engine: Name of the engine, such as ``vLLM``.
         urls: Addresses of the servers.
         needs_key: Whether ``/metrics`` asks for a key, as ``Authorization: Bearer``.
-        key: Key of servers that the run started; empty for those that run already, whose key is the user's.
+        keys: Of servers that the run started, in the order of ``urls``; none where they run already with the user's.
     """
 
     engine: str
     urls: tuple[str, ...]
     needs_key: bool = False
-    key: str = field(default="", repr=False)
+    keys: tuple[str, ...] = field(default=(), repr=False)
 
 
 class EngineFault(RunError):

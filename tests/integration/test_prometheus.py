@@ -62,7 +62,7 @@ class Prometheus:
             for job in yaml.safe_load(config.read_text())["scrape_configs"]:
                 # the files that a configuration names are beside it
                 text = yaml.safe_dump(job | {"job_name": f"{job['job_name']}-{index}"})
-                for name in ("prometheus_engines.json", "prometheus_engine_key"):
+                for name in ("prometheus_engines.json", "prometheus_engine_key_0"):
                     text = text.replace(name, str(config.parent / name))
                 jobs.append(yaml.safe_load(text))
         config = folder / "scraper.yml"
@@ -128,7 +128,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logger = PrometheusLogger(port=0)
     logger.start_run(folder)
     logger.log_metrics({name: 1.0 for chart in OPTIONAL_CHARTS for _, name, _ in chart.lines}, step=1)
-    logger.follow_engines(ScrapeTargets("vLLM", (f"http://127.0.0.1:{server.server_port}",), True, KEY))
+    logger.engine_started(ScrapeTargets("vLLM", (f"http://127.0.0.1:{server.server_port}",), True, (KEY,)))
     yield folder / "prometheus.yml"
     logger.finalize("success")
     server.shutdown()

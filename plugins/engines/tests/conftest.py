@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[HTTPClient]:
-    client = HTTPClient("a key", "MY_KEY", "SERVER_KEY")
+    client = HTTPClient({url: "a key"}, "MY_KEY", "SERVER_KEY")
     deadline = time.monotonic() + 60
     while not client.is_healthy(url) and time.monotonic() < deadline:
         time.sleep(0.1)

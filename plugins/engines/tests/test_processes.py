@@ -132,7 +132,8 @@ def test_server_that_never_answers_is_named(client: HTTPClient) -> None:
     servers.close()
 
 
-def test_folder_is_readable_by_this_user_alone() -> None:
+def test_folder_is_readable_by_this_user_alone_and_each_server_has_a_key() -> None:
+    """Catches a key of all servers, which who takes the port of one that ended would be handed."""
     slots: list[ServerSlot] = []
     modes: list[int] = []
 
@@ -142,10 +143,12 @@ def test_folder_is_readable_by_this_user_alone() -> None:
         return Launch(python("pass"), {})
 
     servers = ServerProcesses("Tiny", launch, [None, None])
+    keys = servers.keys
     servers.close()
     assert modes == [0o700, 0o700]
-    assert slots[0].key == slots[1].key == servers.key
-    assert len(servers.key) == 64
+    assert [slot.key for slot in slots] == list(keys.values())
+    assert len(set(keys.values())) == 2
+    assert all(len(key) == 64 for key in keys.values())
     assert slots[0].port != slots[1].port
 
 

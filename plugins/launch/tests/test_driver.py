@@ -19,7 +19,7 @@ import psutil
 import pytest
 from forked import ForkedProcess
 from processes import runs, wait_until_gone
-from rlplug_engines.servers.server_list import FILE_VARIABLE, read_server_list
+from rlplug_engines.servers.server_list import FILE_VARIABLE, ListedServer, key_of_server, read_server_list
 from rlplug_launch.launcher import TaskNeeds
 from rlplug_launch.slurm import Slurm
 from rlplug_launch.state import LaunchState, ask_to_stop
@@ -108,8 +108,9 @@ def test_servers_are_ready_before_the_trainer_starts_and_end_after_it(cases: dic
     assert arguments[1:4] == ["-m", "rlplug", "fit"]
     assert arguments[arguments.index("--trainer.devices") + 1] == "2"
     assert environment["RLPLUG_RUN_FOLDER"] == str(case.run_folder)
-    keys = {Path(f"/proc/{pid}/environ").read_bytes().split(b"A_KEY=")[1].split(b"\0")[0] for pid in ports.values()}
-    assert keys == {environment["A_KEY"].encode()}
+    for port, pid in ports.items():
+        key = Path(f"/proc/{pid}/environ").read_bytes().split(b"A_KEY=")[1].split(b"\0")[0]
+        assert key.decode() == key_of_server(environment["A_KEY"], ListedServer(f"http://127.0.0.1:{port}", 0))
     (case.folder / "finish").touch()
 
     assert case.end() == 0

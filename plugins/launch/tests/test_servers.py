@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from rlplug_launch import listener
 from rlplug_launch.servers import is_healthy
 
 
@@ -46,3 +52,39 @@ def test_health_is_what_the_server_itself_answers(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     with answering(answer) as url:
         assert is_healthy(url) == expected
+
+
+def test_a_server_is_known_by_its_own_process_and_not_by_the_port(tmp_path: Path) -> None:
+    """Catches a neighbour, who took the port before the server bound it, being listed and handed the key."""
+    go, file = tmp_path / "go", tmp_path / "listens"
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        code = f"""
+import os, socket, time
+open({str(tmp_path / "started")!r}, "w").write(str(os.getpid()))
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.05)
+with socket.create_server(("127.0.0.1", {port})):
+    time.sleep(600)
+"""
+        command = [sys.executable, "-m", listener.__name__, str(port), str(file), "token", sys.executable, "-c", code]
+        server = subprocess.Popen(command)
+        try:
+            wait_for(tmp_path / "started")
+            time.sleep(5 * listener.POLL_S)
+            assert not file.exists()
+            squatter.close()
+            go.touch()
+            wait_for(file)
+            assert file.read_text() == "token"
+            assert int((tmp_path / "started").read_text()) == server.pid
+        finally:
+            server.kill()
+            server.wait()
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not (file.exists() and os.path.getsize(file)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert file.exists()

@@ -229,24 +229,29 @@ def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_p
     """Catches a key that others can read or that stays, and servers that Prometheus is not told of."""
     logger, folder = start(dcgm_exporters=["gpu-1:9401", "gpu-2:9401"]), tmp_path / "quickstart" / "001"
     assert not list(folder.iterdir())  # a resumed run may still be refused
-    first = ScrapeTargets("vLLM", ("http://127.0.0.1:8001",), needs_key=True, key="random")
+    urls = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")
+    first = ScrapeTargets("vLLM", urls, needs_key=True, keys=("random", "another"))
     logger.engine_started(first)
     jobs = {job["job_name"]: job for job in yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]}
     assert jobs["rlplug"]["static_configs"] == [{"targets": [f"127.0.0.1:{logger.bound_port}"]}]
-    assert jobs["engine"]["file_sd_configs"] == [{"files": ["prometheus_engines.json"]}]
+    places = [each["labels"]["__server_place"] for each in json.loads((folder / "prometheus_engines.json").read_text())]
+    for place, own in enumerate(first.keys):
+        job, key = jobs[f"engine-{place}"], folder / f"prometheus_engine_key_{place}"
+        assert job["file_sd_configs"] == [{"files": ["prometheus_engines.json"]}]
+        assert job["relabel_configs"][0]["regex"] == places[place]
+        assert job["authorization"] == {"credentials_file": key.name}
+        assert (key.read_text(), key.stat().st_mode & 0o777) == (own, 0o600)
     assert jobs["dcgm"]["static_configs"] == [{"targets": ["gpu-1:9401", "gpu-2:9401"]}]
-    assert jobs["engine"]["authorization"] == {"credentials_file": "prometheus_engine_key"}
-    key = folder / "prometheus_engine_key"
-    assert (key.read_text(), key.stat().st_mode & 0o777) == ("random", 0o600)
     assert "random" not in repr(first)
 
     logger.engine_started(ScrapeTargets("vLLM", ("https://user:pw@host/path", "http://[::1]:9"), needs_key=False))
     (one, two) = json.loads((folder / "prometheus_engines.json").read_text())
     assert one["targets"] == ["host:443"]
-    assert one["labels"] == {"server": "vLLM", "__scheme__": "https", "__metrics_path__": "/path/metrics"}
+    scheme = {"__scheme__": "https", "__metrics_path__": "/path/metrics"}
+    assert one["labels"] == {"server": "vLLM", **scheme, "__server_place": "0"}
     assert two["targets"] == ["[::1]:9"]
     logger.finalize("success")
-    assert not key.exists()
+    assert not list(folder.glob("prometheus_engine_key*"))
 
 
 def test_the_metrics_page_needs_no_engine(start: Start, tmp_path: Path) -> None:

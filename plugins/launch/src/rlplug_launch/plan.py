@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlplug_engines.servers.server_list import FILE_VARIABLE
+from rlplug_engines.servers.server_list import FILE_VARIABLE, ListedServer, key_of_server
 
 from rlplug.errors import ConfigError
 from rlplug.recording.run_folder import RUN_FOLDER_VARIABLE
@@ -28,7 +28,7 @@ class LaunchPlan:
         num_nodes: Of the trainer: ``trainer.num_nodes``.
         num_ranks: On each of them: ``trainer.devices``.
         uses_gpus: Whether each rank takes a GPU.
-        key_variable: Environment variable of the servers' key, ``rollout.api_key_env``.
+        key_variable: Environment variable of a key, ``rollout.api_key_env``.
         paths: What each node must have.
     """
 
@@ -67,8 +67,9 @@ class LaunchPlan:
     def server_url(self, place: Place, port: int) -> str:
         return f"http://{place.address}:{port}"
 
-    def server_environment(self) -> dict[str, str]:
-        return {self.key_variable: self.key}
+    def server_environment(self, server: ListedServer) -> dict[str, str]:
+        """Return a server's key: the trainer, which has the run's, finds that of each server by it."""
+        return {self.key_variable: key_of_server(self.key, server)}
 
     def trainer_command(self, start: Sequence[str], urls: Sequence[str]) -> list[str]:
         """Return the command of the trainer on one node, which starts its other ranks there.
@@ -94,7 +95,7 @@ class LaunchPlan:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             RUN_FOLDER_VARIABLE: str(run_folder),
-            **(self.server_environment() | {FILE_VARIABLE: str(list_file)} if self.num_servers else {}),
+            **({self.key_variable: self.key, FILE_VARIABLE: str(list_file)} if self.num_servers else {}),
         }
 
     @property

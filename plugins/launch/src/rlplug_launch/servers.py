@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import secrets
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -13,8 +16,10 @@ from typing import Final
 from rlplug_engines.servers.server_list import ListedServer, write_server_list
 
 from rlplug.distributed.child_process import tail
+from rlplug.distributed.durable_files import own_bytes, remove
 from rlplug.errors import ConfigError, RunError
 from rlplug.observability.terminal import say
+from rlplug_launch import listener
 from rlplug_launch.config import ServersConfig
 from rlplug_launch.launcher import LOST, Launcher, Place
 from rlplug_launch.plan import LaunchPlan
@@ -82,6 +87,8 @@ class Servers:
         """When to ask for the health of a server, or for a place of one that is lost."""
         self._looks: dict[int, Future[bool]] = {}
         """Health checks that are under way, of servers that were healthy."""
+        self._tokens: dict[int, str] = {}
+        """What each server's file has once a process that was started here listens on its port."""
         self._pool = ThreadPoolExecutor(MOST_LOOKS, "health")
         self._listed: list[ListedServer] | None = None
         self._write_list()
@@ -98,7 +105,12 @@ class Servers:
         """Start a server."""
         task.status = None
         self._looks.pop(task.index, None)
-        command, environment = self._plan.server_command(task.place, task.port), self._plan.server_environment()
+        file, token = self._listens_file(task), secrets.token_hex(16)
+        remove(file)
+        self._tokens[task.index] = token
+        command = [sys.executable, "-m", listener.__name__, str(task.port), str(file), token]
+        command += self._plan.server_command(task.place, task.port)
+        environment = self._plan.server_environment(self._listing(task))
         task.running = self._launcher.start(task.index, command, environment, task.log, SERVER_GRACE_S)
         task.row.state = "starting"
         self._deadlines[task.index] = time.monotonic() + self._config.start_deadline_s
@@ -130,13 +142,25 @@ class Servers:
     def _look_for_health(self, task: Task) -> None:
         if not self._is_time(task, HEALTH_EVERY_S):
             return
-        if is_healthy(self.url(task) + self._config.health):
+        answers = is_healthy(self.url(task) + self._config.health)
+        if answers and self._listens(task):
+            remove(self._listens_file(task))
             del self._deadlines[task.index]
             task.row.state = HEALTHY
             self._write_list()
         elif time.monotonic() > self._deadlines[task.index]:
             limit = f"launch.servers.start_deadline_s {self._config.start_deadline_s:g} s"
-            raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.\n{tail(task.log)}")
+            other = f" Another process answers on {task.row.address}, and gets no key." if answers else ""
+            raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.{other}\n{tail(task.log)}")
+
+    def _listens_file(self, task: Task) -> Path:
+        return self._list_file.with_name(f"{task.log.stem}.listens")
+
+    def _listens(self, task: Task) -> bool:
+        """Return whether a process of the server listens on its port, which another may have taken before it."""
+        with contextlib.suppress(OSError, ValueError):
+            return own_bytes(self._listens_file(task)) == self._tokens[task.index].encode()
+        return False
 
     def _look_again(self, task: Task) -> None:
         """Note whether a server still answers, and end one that has not for ``start_deadline_s``."""
@@ -217,13 +241,12 @@ class Servers:
         self._next_looks[task.index] = now + every_s
         return True
 
+    def _listing(self, task: Task) -> ListedServer:
+        return ListedServer(self.url(task), task.row.restarts)
+
     def _write_list(self) -> None:
         """Tell the trainer which servers are healthy."""
-        listed = [
-            ListedServer(self.url(task), task.row.restarts)
-            for task in self._tasks
-            if task.row.state in (HEALTHY, SILENT)
-        ]
+        listed = [self._listing(task) for task in self._tasks if task.row.state in (HEALTHY, SILENT)]
         if listed != self._listed:
             write_server_list(self._list_file, listed)
             self._listed = listed

@@ -1,4 +1,4 @@
-"""Addresses and free ports of this host."""
+"""Addresses and ports of this host, and who listens there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 from urllib.parse import urlsplit
+
+import psutil
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -40,3 +42,20 @@ def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
         for each in sockets:
             each.bind((address, 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def listens(pid: int, port: int | None) -> bool:
+    """Return whether a process, or one below it, listens on a port of this host."""
+    try:
+        process = psutil.Process(pid)
+        return any(_listens(each, port) for each in (process, *process.children(recursive=True)))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _listens(process: psutil.Process, port: int | None) -> bool:
+    try:
+        found = process.net_connections("tcp")
+    except psutil.Error:  # it has ended, or is another user's
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -47,16 +47,17 @@ class HTTPClient:
     """Calls any number of servers at once. Coroutines run with ``spawn``; other methods may be called from any thread.
 
     Args:
-        key: Bearer token of the servers; empty for none.
-        key_name: Environment variable that it comes from, for messages.
+        keys: Bearer token of each server by its URL; empty for none. No server is given another's.
+        key_name: Environment variable that they come from, for messages.
         server_key: The servers' own name for it, for messages.
     """
 
-    def __init__(self, key: str, key_name: str, server_key: str) -> None:
+    def __init__(self, keys: Mapping[str, str], key_name: str, server_key: str) -> None:
+        self._headers: dict[str, dict[str, str]] = {}
+        self.add_keys(keys)
         self._key_name = key_name
         self._server_key = server_key
         _allow_files()
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._loop = EngineLoop("the servers")
         self._session = self.spawn(self._open()).result()
 
@@ -66,6 +67,10 @@ class HTTPClient:
         # its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket_with_keepalive)
         return aiohttp.ClientSession(connector=connector)
+
+    def add_keys(self, keys: Mapping[str, str]) -> None:
+        """Take the keys of further servers, or of others at the same URLs."""
+        self._headers |= {f"{url}/": {"Authorization": f"Bearer {key}"} for url, key in keys.items() if key}
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
@@ -169,7 +174,9 @@ class HTTPClient:
         self, method: str, url: str, payload: Any, deadline_s: float | None, has_key: bool = True
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return a request that goes nowhere else: prompts and weights would follow a redirect."""
-        timeout, headers = aiohttp.ClientTimeout(total=deadline_s), self._headers if has_key else {}
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        own = (each for server, each in self._headers.items() if has_key and url.startswith(server))
+        headers = next(own, None)
         return self._session.request(method, url, json=payload, timeout=timeout, headers=headers, allow_redirects=False)
 
     def _refusal(self, url: str, status: int, text: str) -> RunError:

@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import psutil
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.child_process import ChildProcess, tail
@@ -23,7 +22,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug_engines.colocated.environment import is_trainer_variable
 from rlplug_engines.servers import supervisor
-from rlplug_engines.servers.addresses import LOOPBACK, free_ports
+from rlplug_engines.servers.addresses import LOOPBACK, free_ports, listens
 from rlplug_engines.servers.http_client import HTTPClient
 
 POLL_S: Final = 0.5
@@ -76,6 +75,7 @@ class ServerProcess:
     """One server and its log."""
 
     url: str
+    key: str = field(repr=False)
     log: Path
     supervisor: ChildProcess
 
@@ -98,20 +98,25 @@ class ServerProcesses:
         noise: tuple[str, ...] = (),
     ) -> None:
         self.name = name
-        self.key = secrets.token_hex(32)
         self._noise = noise
         self._servers: list[ServerProcess] = []
         for index, (port, seen) in enumerate(zip(free_ports(len(devices)), devices, strict=True)):
             folder = Path(tempfile.mkdtemp(prefix=f"rlplug-server-{index}-"))
-            launched = launch(ServerSlot(port, self.key, folder))
+            key = secrets.token_hex(32)
+            launched = launch(ServerSlot(port, key, folder))
             log = folder / "server.log"
             command = [sys.executable, supervisor.__file__, str(os.getpid()), str(folder), *launched.command]
             process = ChildProcess(command, log, env=_environment(launched.environment, seen))
-            self._servers.append(ServerProcess(f"http://{LOOPBACK}:{port}", log, process))
+            self._servers.append(ServerProcess(f"http://{LOOPBACK}:{port}", key, log, process))
 
     @property
     def urls(self) -> list[str]:
         return [server.url for server in self._servers]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The key of each server by its URL: who takes the port of one that has ended gets no other's."""
+        return {server.url: server.key for server in self._servers}
 
     @property
     def pids(self) -> list[int]:
@@ -138,11 +143,7 @@ class ServerProcesses:
         Ports are on command lines, which all users of a host may read, and are free until the server binds its own.
         """
         pid = next(server.supervisor.pid for server in self._servers if server.url == url)
-        try:
-            below = psutil.Process(pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return False
-        return any(_listens(process, urlsplit(url).port) for process in below)
+        return listens(pid, urlsplit(url).port)
 
     def logs(self) -> str:
         """Return the paths of the logs."""
@@ -163,14 +164,6 @@ class ServerProcesses:
                 server.supervisor.kill()
                 server.supervisor.wait()
         self._servers = []
-
-
-def _listens(process: psutil.Process, port: int | None) -> bool:
-    try:
-        found = process.net_connections("tcp")
-    except psutil.Error:  # it has ended
-        return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
 
 
 def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict[str, str]:

@@ -27,7 +27,7 @@ from rlplug_engines.servers.processes import ServerProcesses, wait_until_healthy
 from rlplug_engines.servers.requests import ServerRequests
 from rlplug_engines.servers.scheduler_metrics import SchedulerMetrics
 from rlplug_engines.servers.server_checks import changed_options, check_urls, devices_of_servers, reading
-from rlplug_engines.servers.server_list import ListedServer, ServerList, from_rank_zero
+from rlplug_engines.servers.server_list import ListedServer, ServerList, from_rank_zero, keys_of_servers
 from rlplug_engines.servers.server_weights import ServerWeightSender
 
 DIAGNOSIS_S: Final = 3.0
@@ -135,14 +135,15 @@ class ServerEngine(RolloutEngine):
             raise
 
     def _connect(self) -> None:
-        urls, key, key_name = self._where()
-        client = self._client = HTTPClient(key, key_name, self._labels.server_key)
+        urls, keys, key_name = self._where()
+        client = self._client = HTTPClient(keys, key_name, self._labels.server_key)
         if self._list is None:
             engine, deadline_s = self._labels.engine, self.start_deadline_s
             wait_until_healthy(engine, client, urls, deadline_s, self._processes, self.is_stopping)
         else:
             self._list.wait_until_healthy(client, self.start_deadline_s, self.is_stopping)
             urls = self._list.urls
+            client.add_keys(self._listed_keys(self._list.servers))
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
         settings = client.run_all(map(self._settings, servers))
         labels, on_gpu = self._labels, self._placement.device.type == "cuda"
@@ -196,6 +197,8 @@ class ServerEngine(RolloutEngine):
             raise EngineFault(found)
         if found is not None:
             self._list.servers, settings = found
+            assert self._client is not None
+            self._client.add_keys(self._listed_keys(self._list.servers))
             self._use_settings(settings)
             self._requests.use(self._list.urls)
 
@@ -213,6 +216,7 @@ class ServerEngine(RolloutEngine):
             urls = [server.url for server in listed]
             rank_zero_info(f"{self._labels.engine} now runs on {', '.join(urls)}")
             self._leave()
+            self._client.add_keys(self._listed_keys(listed))
             servers = [Server(self._client, url) for url in urls]
             settings = self._client.run_all(map(self._settings, servers))
             self._sender = self._connected_sender(urls, settings)
@@ -231,25 +235,33 @@ class ServerEngine(RolloutEngine):
         with reading(server.url):
             return await self._backend.settings(server)
 
-    def _where(self) -> tuple[list[str], str, str]:
-        """Return the servers' URLs, their key, and where that comes from; the same on all ranks."""
+    def _listed_keys(self, servers: Sequence[ListedServer]) -> dict[str, str]:
+        """Return the keys of a launcher's servers, by their URLs."""
+        return keys_of_servers(os.environ.get(self.api_key_env, ""), servers)
+
+    def _where(self) -> tuple[list[str], dict[str, str], str]:
+        """Return the servers' URLs, their keys by these, and where they come from; the same on all ranks."""
         if self.urls is not None:
-            return self.urls, os.environ.get(self.api_key_env, ""), f"{self.api_key_env} (rollout.api_key_env)"
-        mine = None if self._processes is None else (self._processes.urls, self._processes.key, socket.gethostname())
-        urls, key, host = from_rank_zero(mine)
+            given = "" if self._list is not None else os.environ.get(self.api_key_env, "")
+            return self.urls, dict.fromkeys(self.urls, given), f"{self.api_key_env} (rollout.api_key_env)"
+        mine = None if self._processes is None else (self._processes.keys, socket.gethostname())
+        keys, host = from_rank_zero(mine)
         if host != socket.gethostname():
             raise ConfigError(
                 f"the servers run on {host} for ranks of that host alone, and rank {self._placement.rank} is on "
                 f"{socket.gethostname()}: start servers yourself, and set rollout.urls."
             )
-        return urls, key, "the servers' environment"
+        return list(keys), keys, "the servers' environment"
 
     def scrape_targets(self) -> ScrapeTargets | None:
         if self._processes is not None:
-            return ScrapeTargets(self._labels.engine, tuple(self._processes.urls), True, self._processes.key)
-        urls = self.urls if self._list is None else self._list.urls
+            keys = self._processes.keys
+            return ScrapeTargets(self._labels.engine, tuple(keys), True, tuple(keys.values()))
+        if self._list is not None:
+            keys = self._listed_keys(self._list.servers)
+            return ScrapeTargets(self._labels.engine, tuple(keys), any(keys.values()), tuple(keys.values()))
         needs_key = bool(os.environ.get(self.api_key_env))
-        return None if urls is None else ScrapeTargets(self._labels.engine, tuple(urls), needs_key)
+        return None if self.urls is None else ScrapeTargets(self._labels.engine, tuple(self.urls), needs_key)
 
     def close(self) -> None:
         client, self._client = self._client, None

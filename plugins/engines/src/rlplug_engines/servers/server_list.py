@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import time
@@ -29,6 +30,16 @@ class ListedServer:
     url: str
     start: int
     """How often it was started before: another start at the same URL has neither weights nor process group."""
+
+
+def key_of_server(key: str, server: ListedServer) -> str:
+    """Return the key of a launcher's server, which follows from the run's: each start of each has another."""
+    return hmac.digest(key.encode(), f"{server.start} {server.url}".encode(), "sha256").hex() if key else ""
+
+
+def keys_of_servers(key: str, servers: Sequence[ListedServer]) -> dict[str, str]:
+    """Return the key of each of a launcher's servers by its URL."""
+    return {server.url: key_of_server(key, server) for server in servers}
 
 
 def write_server_list(file: Path, servers: Sequence[ListedServer]) -> None:

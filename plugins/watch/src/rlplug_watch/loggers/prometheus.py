@@ -17,7 +17,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.observer import ObservedRun, RunObserver
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug_watch.hosts import allowed_hosts, is_own
-from rlplug_watch.loggers.scrape_config import ENGINES, KEY, SCRAPE_CONFIG, engines_json, prometheus_yml
+from rlplug_watch.loggers.scrape_config import ENGINES, KEY, SCRAPE_CONFIG, engines_json, key_file, prometheus_yml
 
 COUNTERS: Final = "prometheus_counters.json"
 COPIED_DASHBOARD: Final = "grafana.json"
@@ -109,11 +109,11 @@ class PrometheusLogger(Logger, RunObserver):
         """Write ``prometheus.yml``, and again whenever the servers of the engine have changed."""
         if self._server is None:
             return
-        folder, key = self._run_dir, "" if targets is None else targets.key
+        folder = self._run_dir
         if targets is not None:
             write_file(folder / ENGINES, engines_json(targets))
-        if key:
-            write_private(folder / KEY, key)
+            for place, key in enumerate(targets.keys):
+                write_private(folder / key_file(place), key)
         write_file(folder / SCRAPE_CONFIG, prometheus_yml(self.host, self.bound_port, targets, self.dcgm_exporters))
         write_file(folder / COPIED_DASHBOARD, DASHBOARD.read_text(encoding="utf-8"))
 
@@ -135,7 +135,8 @@ class PrometheusLogger(Logger, RunObserver):
         server.server_close()
         thread.join()
         self._counters.save()
-        (self._run_dir / KEY).unlink(missing_ok=True)
+        for file in self._run_dir.glob(f"{KEY}_*"):
+            file.unlink(missing_ok=True)
 
 
 def guarded(app: Callable[..., Iterable[bytes]], names: frozenset[str]) -> Callable[..., Iterable[bytes]]:

@@ -16,7 +16,10 @@ SCRAPE_CONFIG: Final = "prometheus.yml"
 ENGINES: Final = "prometheus_engines.json"
 """File in which Prometheus looks for the engine's servers, again and again: a run may lose and start some."""
 KEY: Final = "prometheus_engine_key"
-"""File with the key of servers that the run started, for its owner alone, while the run goes on."""
+"""File into which a user writes the key of servers of their own. Of servers that the run started each has one, with its
+number, for the run's owner alone, while the run goes on."""
+_PLACE: Final = "__server_place"
+"""Label of a server by which a job finds its own; Prometheus drops those that begin so."""
 SCRAPE_S: Final = 5
 
 _HEAD: Final = """\
@@ -36,14 +39,30 @@ def prometheus_yml(host: str, port: int, engines: ScrapeTargets | None, dcgm_exp
     """
     jobs: list[dict[str, Any]] = [{"job_name": "rlplug", "static_configs": [{"targets": [_address(host, port)]}]}]
     if engines is not None:
-        job: dict[str, Any] = {"job_name": "engine", "file_sd_configs": [{"files": [ENGINES]}]}
-        if engines.needs_key:
-            job["authorization"] = {"credentials_file": KEY}
-        jobs.append(job)
+        jobs += _engine_jobs(engines)
     if dcgm_exporters:
         jobs.append({"job_name": "dcgm", "static_configs": [{"targets": [*dcgm_exporters]}]})
     config = {"global": {"scrape_interval": f"{SCRAPE_S}s"}, "scrape_configs": jobs}
     return _HEAD + yaml.safe_dump(config, sort_keys=False)
+
+
+def _engine_jobs(engines: ScrapeTargets) -> list[dict[str, Any]]:
+    """Return one job for all servers, or one for each that has a key of its own."""
+    shared: dict[str, Any] = {"file_sd_configs": [{"files": [ENGINES]}]}
+    if not any(engines.keys):
+        needed = {"authorization": {"credentials_file": KEY}} if engines.needs_key else {}
+        return [{"job_name": "engine"} | shared | needed]
+    jobs = []
+    for place in range(len(engines.keys)):
+        own = {"source_labels": [_PLACE], "regex": str(place), "action": "keep"}
+        named = {"job_name": f"engine-{place}", "authorization": {"credentials_file": key_file(place)}}
+        jobs.append(named | shared | {"relabel_configs": [own]})
+    return jobs
+
+
+def key_file(place: int) -> str:
+    """Return the name of the file with the key of a server that the run started."""
+    return f"{KEY}_{place}"
 
 
 def _address(host: str, port: int) -> str:
@@ -55,9 +74,10 @@ def _address(host: str, port: int) -> str:
 def engines_json(engines: ScrapeTargets) -> str:
     """Return the list of the engine's servers, as Prometheus's file-based service discovery reads it."""
     found = []
-    for url in engines.urls:
+    for place, url in enumerate(engines.urls):
         parts = urlsplit(url)
         labels = {"server": engines.engine, "__scheme__": parts.scheme, "__metrics_path__": f"{parts.path}/metrics"}
+        labels[_PLACE] = str(place)
         address = parts.netloc.rpartition("@")[2]
         if parts.port is None:
             address = f"{address}:{443 if parts.scheme == 'https' else 80}"
