@@ -166,6 +166,11 @@ class RoundsRewards(Fine):
         return super().centred(batch).half().float()
 
 
+class RoundsAdvantages(Fine):
+    def centred(self, batch: StepBatch) -> Tensor:
+        return super().centred(batch).bfloat16().float()
+
+
 # ---- what stays ---------------------------------------------------------------------------------------------------
 
 

@@ -7,4 +7,5 @@ from test_algorithm_sabotage import CAUGHT_ALONE, CAUGHT_BY
 
 for mistake in CAUGHT_ALONE:
     checks = vars(broken_algorithm_checks)[f"Test{mistake}"]
-    globals()[f"Test{mistake}"] = type(f"Test{mistake}", (checks,), {CAUGHT_BY[mistake]: None})
+    excused = {CAUGHT_BY[mistake]: "to see whether another check catches it"}
+    globals()[f"Test{mistake}"] = type(f"Test{mistake}", (checks,), {"excused": excused})

@@ -104,7 +104,8 @@ CAUGHT_BY = {
     "CachesByTheNumberOfRows": "test_the_order_within_a_group_does_not_matter",
     "SplitsRowsEvenly": "test_the_order_within_a_group_does_not_matter",
     "DividesByTheDeviation": "test_equal_rewards_have_no_advantage",
-    "RoundsRatios": "test_small_changes_are_seen",
+    "RoundsRatios": "test_small_changes_of_logprobs_are_seen",
+    "RoundsAdvantages": "test_small_changes_of_rewards_are_seen",
     "RoundsRewards": "test_large_rewards_stay_finite",
     "RemembersEveryStep": "test_steps_leave_nothing_behind",
     "LogsEverything": "test_the_process_is_left_as_it_was",
@@ -117,7 +118,7 @@ MISSED = ("NeedsALossEachStep",)
 CAUGHT_ALONE = (
     *("RewardsTheDistance", "PunishesEntropy", "DrivesValuesAway", "ForgetsValuesInReturns", "ClipsBothSides"),
     *("ReadsRewardsInTheLoss", "RoundsRatios", "RemembersEveryStep", "DividesByTheDeviation", "SplitsRowsEvenly"),
-    *("LogsEverything", "HalvesItsAdvantages", "TakesAnyScale"),
+    *("LogsEverything", "HalvesItsAdvantages", "TakesAnyScale", "RoundsAdvantages"),
 )
 """Mistakes that come through when their check is switched off."""
 UNUSUAL = ("Streamed", *unusual_algorithms.__all__)

@@ -30,6 +30,7 @@ __all__ = [
     "PenalisesInRewards",
     "PenalisesInTheLoss",
     "PlainNumbers",
+    "RanksRewards",
     "WithoutAnnotations",
 ]
 
@@ -218,6 +219,20 @@ class ComparesWithTheMean(FrozenWithSlots):
         mean = batch.step.mean(batch.rewards, batch.reward_valid)
         difference = torch.where(batch.reward_valid, batch.rewards - mean, 0.0)
         return Advantages(torch.where(difference.abs() > 1e-4, difference.sign(), 0.0))
+
+
+class RanksRewards(FrozenWithSlots):
+    """Ranks within a group, between -1 and 1: a change of a reward counts where it changes places."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(groups=True)
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        is_peer = (batch.group_index[:, None] == batch.group_index) & batch.reward_valid
+        order = (batch.rewards[:, None] - batch.rewards).sign() * is_peer
+        ranks = order.sum(1) / is_peer.sum(1).clamp(min=1)
+        return Advantages(torch.where(batch.reward_valid, ranks, 0.0))
 
 
 class GatesSoftly(FrozenWithSlots):
