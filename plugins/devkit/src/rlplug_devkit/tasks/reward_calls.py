@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,8 +23,10 @@ from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.scoring import Scores, same_values, with_answer
 
 OTHER_ANSWER: Final = "no such answer 918273"
-NUM_TIMED: Final = 2
+NUM_TIMED: Final = 5
 """Calls of which the fastest counts: others wait for the machine."""
+TIMES_CLAIMED: Final = 2.0
+"""How much longer than ``deadline_s`` the fastest call may take, on a machine that does other work too."""
 
 
 class RewardCallChecks(Scores):
@@ -125,15 +127,21 @@ class RewardCallChecks(Scores):
             f"score {errors[0]}. Give what it asks a shorter deadline, return a RewardError when that passes, and "
             "await instead of blocking where score is async."
         )
-        seconds = reward.deadline_s and min(self._seconds_of_a_call(reward) for _ in range(NUM_TIMED))
-        assert not seconds or seconds <= reward.deadline_s, (
-            f"a call takes {seconds:.3g} s, and deadline_s is {reward.deadline_s:g}: claim the longest time of a call."
-        )
+        if reward.deadline_s is not None:
+            self._require_time(reward, reward.deadline_s)
 
-    def _seconds_of_a_call(self, reward: Reward) -> float:
-        began = time.perf_counter()
-        self._score(reward, self.samples()[:1])
-        return time.perf_counter() - began
+    def _require_time(self, reward: Reward, claimed_s: float) -> None:
+        """Fail when each of some calls takes much longer than the reward says that any does."""
+        fastest_s = math.inf
+        for _ in range(NUM_TIMED):
+            ((call,),) = self._score(reward, self.samples()[:1])
+            fastest_s = min(fastest_s, call.seconds)
+            if fastest_s <= TIMES_CLAIMED * claimed_s:
+                return
+        pytest.fail(
+            f"a call takes {fastest_s:.3g} s, and deadline_s is {claimed_s:g}: claim the longest time of a call.",
+            pytrace=False,
+        )
 
     def test_samples_are_scored_without_exceptions(self) -> None:
         (calls,) = self._score(self._ready(), self.samples())

@@ -36,10 +36,13 @@ class RewardScalingChecks(RewardCallChecks):
     def test_scaled_values_are_numbers(self) -> None:
         """Each of a rank's samples has one, in every round: of no sample, of equal values, huge ones, and errors."""
         reward, samples = self._scaling()
-        equal, huge = ([_valued(each, reward.name, value) for each in samples] for value in (1.0, MAX_REWARD))
-        failed = [_valued(each, reward.name, None) for each in samples]
-        for some in (samples, samples[:1], [], equal, huge, [failed[0], *samples[1:]], failed, samples):
-            returned = self._scaled(reward, some)
+        zero, equal, huge, failed = (
+            [_valued(each, reward.name, value) for each in samples] for value in (0.0, 1.0, MAX_REWARD, None)
+        )
+        rounds = (samples, samples[:1], [], equal, huge, [failed[0], *samples[1:]], failed, samples)
+        begun = self._ready()
+        for scaled_by, some in [*((reward, some) for some in rounds), (begun, zero), (begun, samples)]:
+            returned = self._scaled(scaled_by, some)
             what = f"scale of {len(some)} samples returned {brief(returned)}: return a finite number for each"
             assert len(returned) == len(some), f"{what}, whatever was scaled before."
             valid = [value for value, sample in zip(returned, some, strict=True) if not sample.errors]
