@@ -57,7 +57,7 @@ class Environment(ABC):
         return []
 
     def reset(self, prompt: Prompt, seed: int) -> Awaitable[None] | None:
-        """Begin a trajectory with the policy's ``prompt`` and a ``seed`` of its own; may be ``async``."""
+        """Begin a trajectory with a copy of the policy's ``prompt`` and a ``seed`` of its own; may be ``async``."""
         return None
 
     @abstractmethod

@@ -83,9 +83,9 @@ class Reward(ABC):
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
         """Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.
 
-        Calls run concurrently, in threads (or on an event loop when ``async``), each with its own copy of the samples'
-        answers and metadata. An exception or a missed deadline becomes a :class:`RewardError` for every sample of the
-        call, and a NaN for its own sample.
+        Calls run concurrently, in threads (or on an event loop when ``async``), each with a list, answers and metadata
+        of its own, which it may change. An exception or a missed deadline becomes a :class:`RewardError` for every
+        sample of the call, and a NaN for its own sample.
         """
 
     def pop_counts(self) -> Mapping[str, float]:

@@ -17,7 +17,7 @@ from rlplug.data.sources import PromptRow
 KITS = {"reward": RewardChecks, "environment": EnvironmentChecks, "source": SourceChecks}
 MORE = {"reward": broken_rewards, "environment": broken_environments, "source": broken_sources}
 DEADLINES = {"TakesTooLong": 0.05, "AnswersLate": 0.05, "ConnectsFirst": 0.05, "ClosesLate": 0.05}
-DEADLINES |= {"AwaitsForEver": 0.3, "BlocksItsLoop": 0.3, "WaitsForRows": 0.5}
+DEADLINES |= {"AwaitsForEver": 0.3, "BlocksItsLoop": 0.3, "WaitsForRows": 0.5, "WaitsAfterItsEnd": 2.0}
 """Of those that are late; others get more time than they may need on a busy machine."""
 ENDS_AT = 1000
 """Rows by which the source without an end should have ended."""
@@ -50,6 +50,8 @@ for kind, mistakes in CAUGHT_BY.items():
         settings |= {"most_rows": ENDS_AT} if kind == "source" else {}
         if wrong := getattr(part, "WRONG", None):
             settings["broken_options"] = lambda _, part=part, wrong=wrong: [(*wrong, lambda: part(**wrong))]
+        if hasattr(part, "ENDLESS"):
+            settings["endless_turn"] = lambda _, turn=part.ENDLESS: turn
         if hasattr(part, "BROKEN_ANSWER"):
             settings["broken_prompts"] = lambda _, answer=part.BROKEN_ANSWER: [make_prompt("?", answer)]
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)

@@ -72,20 +72,6 @@ class LiftsTheLimitOfFields(Rows):
 # ---- what they get, and in which order ------------------------------------------------------------------------------
 
 
-class TakesFromTheBatch(Fine):
-    def score(self, samples: Any) -> Any:
-        values = []
-        while samples:
-            values.append(self.score_one(samples.pop(0)))
-        return values
-
-
-class TakesFromThePrompt(Guess):
-    def reset(self, prompt: Prompt, seed: int) -> None:
-        super().reset(prompt, seed)
-        prompt.metadata["turns"] = 0  # type: ignore[index]
-
-
 class NumbersTasks(Fine):
     """In the order in which the process sees them."""
 
@@ -136,6 +122,16 @@ class RoundsItsState(FineAndScaled):
         self.largest = int(state.get("largest", 0))
 
 
+class DividesByTheFirst(FineAndScaled):
+    """Of a first round without a reward too."""
+
+    def scale(self, samples: Sequence[Sample], gather_arrays: Any) -> Any:
+        super().scale(samples, gather_arrays)
+        found = [0.0 if sample.errors else sample.rewards[self.name] for sample in samples]
+        with np.errstate(all="ignore"):
+            return list(np.asarray(found) / np.float64(self.largest))
+
+
 class ScalesTooFew(FineAndScaled):
     """Passes over samples with an error."""
 
@@ -168,6 +164,17 @@ class HasAnotherBonus(Fine):
 
 class TakesNumbersForAnswers(Fine):
     BROKEN_ANSWER: ClassVar = 4
+
+
+class WaitsAfterItsEnd(Guess):
+    """Its ``close`` does not end the turn that it waits in."""
+
+    ENDLESS: ClassVar = "wait"
+
+    def step(self, completion: str) -> Any:
+        if completion == self.ENDLESS:
+            time.sleep(3)
+        return super().step(completion)
 
 
 class TwoToolsOfOneName(Guess):
@@ -222,12 +229,12 @@ CAUGHT_BY = {
         "RaisesNumpysErrors": {PROCESS},
         "ComputesOnTheDevice": {PROCESS},
         "FillsOneList": {"test_concurrent_calls_do_not_mix"},
-        "TakesFromTheBatch": {PROCESS},
         "NumbersTasks": {"test_another_process_scores_alike"},
         "FailsOnEquals": {"test_there_is_one_value_for_each_sample"},
         "ClaimsLittleTime": {"test_calls_end_by_their_deadline"},
         "TakesNoCalls": {"test_claims_are_of_their_kinds"},
         "RoundsItsState": {"test_scaling_goes_on_from_its_state"},
+        "DividesByTheFirst": {"test_scaled_values_are_numbers"},
         "ScalesTooFew": {"test_scaled_values_are_numbers"},
         "TakesAnyBonus": {"test_wrong_options_are_refused"},
         "NamesNoBonus": {"test_wrong_options_are_refused"},
@@ -236,7 +243,7 @@ CAUGHT_BY = {
     },
     "environment": {
         "LeavesATask": {"test_trajectories_leave_nothing_behind"},
-        "TakesFromThePrompt": {PROCESS},
+        "WaitsAfterItsEnd": {"test_close_ends_a_call_that_runs"},
         "TwoToolsOfOneName": {"test_tools_and_notes_are_readable"},
         "TakesAnyCost": {"test_wrong_options_are_refused"},
         "HasAnotherCost": {"test_defaults_are_the_documented_ones"},

@@ -103,6 +103,18 @@ class Caching(Reward):
         return len(sample.completion) + float(sample.completion == sample.prompt.answer)
 
 
+class TakesFromItsCopies(Reward):
+    """Empties the list of its call, and writes into the samples there: both are its own."""
+
+    def score(self, samples: Any) -> Any:
+        values = []
+        while samples:
+            sample = samples.pop(0)
+            sample.prompt.metadata["is_scored"] = True
+            values.append(1.0 / (1 + len(sample.completion)))
+        return values
+
+
 def ends_with(places, completion, answer=None):
     return completion[-places:] == answer
 
@@ -129,6 +141,10 @@ class OfAnExtensionChecks(RewardChecks):
 
 class CachingChecks(RewardChecks):
     reward = Caching
+
+
+class TakesFromItsCopiesChecks(RewardChecks):
+    reward = TakesFromItsCopies
 
 
 class PartialChecks(RewardChecks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
@@ -18,6 +20,8 @@ from rlplug_devkit.tasks.playing import make_prompt as make_prompt
 
 NUM_TURNS: Final = 24
 """Turns of a long trajectory."""
+CLOSES_AFTER_S: Final = 1.0
+"""When a call that runs is closed, in seconds."""
 
 
 class EnvironmentConformance(Plays):
@@ -101,6 +105,28 @@ class EnvironmentConformance(Plays):
             assert not error, f"after {name}, {error}. Let close release what there is, and nothing more."
         error = self._close(self.make_environment())
         assert not error, f"after its constructor, {error}. Let close release what there is, and nothing more."
+
+    def test_close_ends_a_call_that_runs(self) -> None:
+        """A run closes the environment of a late call, whose thread and processes would else work on beside others."""
+        turn = self.endless_turn()
+        if turn is None:
+            pytest.skip("does not apply: endless_turn returns None")
+        self._skip_after_failure()
+        environment = self.make_environment()
+        self._reset(environment, self.prompts()[0])
+
+        def close_soon() -> None:
+            time.sleep(min(CLOSES_AFTER_S, self.deadline_s / 4))
+            environment.close()
+
+        with self._guard().around("step and close"):
+            step, close = self._calls(
+                [functools.partial(environment.step, turn), close_soon], lambda returned: returned
+            )
+        assert not close.error, f"while step answers {turn!r}, close raised {close.error}."
+        assert step.kind != "late" or not step.error, (
+            f"step goes on with {turn!r} although close was called: let close end what step waits for."
+        )
 
     def test_many_turns_are_answered(self) -> None:
         """``model.turns.max_turns`` is the user's: a trajectory may go on for longer than the author has thought."""

@@ -96,6 +96,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Release the trajectory's resources; called once, also after a failure, with the deadline of a step.": (
         "close_succeeds_after_any_call",
+        "close_ends_a_call_that_runs",
         "trajectories_leave_nothing_behind",
     ),
 }

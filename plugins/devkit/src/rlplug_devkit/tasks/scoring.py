@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import time
@@ -19,7 +18,6 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy
 from rlplug.timeouts import Call, CallError
 from rlplug.types import Prompt, RewardError, Sample
-from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.refusals import RefusalChecks
 
 NUM_PAUSES: Final = 6
@@ -138,21 +136,10 @@ class Scores(RefusalChecks):
             for place in range(max(map(len, parts))):
                 indices = [index for index, of_batch in enumerate(parts) if place < len(of_batch)]
                 copies = [[make(sample) for sample in parts[index][place]] for index in indices]
-                given = [[(each, _task_of(each)) for each in samples] for samples in copies]
                 calls = self._calls([functools.partial(reward.score, samples) for samples in copies])
-                for samples, before in zip(copies, given, strict=True):
-                    self._note_changes(samples, before)
                 for index, call in zip(indices, calls, strict=True):
                     found[index].append(call)
         return found
-
-    def _note_changes(self, samples: Sequence[Sample], before: Sequence[tuple[Sample, Any]]) -> None:
-        """Note whether a call has changed its list of samples, or one of them."""
-        is_kept = len(samples) == len(before) and all(
-            each is given and is_same(_task_of(each), task) for each, (given, task) in zip(samples, before, strict=True)
-        )
-        if not is_kept:
-            self._guard().changes.setdefault("samples", "score changed the samples that it was given")
 
     def _values(
         self,
@@ -176,11 +163,6 @@ class Scores(RefusalChecks):
                 self._not_compared(f"score returned {len(values)} values for {len(batch)} samples")
             found.append(values)
         return found
-
-
-def _task_of(sample: Sample) -> Any:
-    """Return a copy of what a reward could change of a sample."""
-    return copy.deepcopy((sample.prompt.answer, dict(sample.prompt.metadata), dict(sample.rewards)))
 
 
 def with_answer(sample: Sample, answer: Any, prompt: str | None = None) -> Sample:
