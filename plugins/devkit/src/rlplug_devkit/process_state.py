@@ -58,6 +58,7 @@ BLOCK_BYTES: Final = 32768
 """Smallest block that goes back to the system when it is freed: the smallest matrix of the kit's tiny Llama."""
 OF_OTHERS: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
 """Environment variables that torch's compiler sets when anything in the process first compiles, and pytest's."""
+VENDORED: Final = os.path.join("setuptools", "_vendor")
 LOGGERS: Final = ("rlplug", "lightning.pytorch", "py.warnings")
 """Loggers of the run, besides the root's."""
 
@@ -99,7 +100,7 @@ def process_state() -> dict[str, Any]:
         "working directory": os.getcwd(),
         "the umask": _umask(),
         # setuptools puts its own packages at the end when anything first imports it
-        "sys.path": [entry for entry in sys.path if Path(entry).parts[-2:] != ("setuptools", "_vendor")],
+        "sys.path": [entry for entry in sys.path if not str(entry).endswith(VENDORED)],
         # by name: torch puts the same one around itself for each process group
         "sys.excepthook": getattr(sys.excepthook, "__qualname__", repr(sys.excepthook)),
         "the recursion limit": sys.getrecursionlimit(),
