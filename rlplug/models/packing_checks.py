@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.ranks import lost_rank
 from rlplug.errors import ConfigError, describe
-from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
 from rlplug.models.forward import critic_forward, policy_forward
@@ -129,6 +128,8 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
         try:
             torch.autograd.backward(values[2].mean())
         except Exception as error:  # of a kernel, which the forward pass does not meet
+            from rlplug.interfaces.memory_plan import out_of_memory
+
             if out_of_memory(error) or lost_rank(error) is not None:
                 raise
             raise ConfigError(f"{key}: {where} has no backward pass, by {CHANGES}: {describe(error)}") from error
