@@ -128,9 +128,7 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
         try:
             torch.autograd.backward(values[2].mean())
         except Exception as error:  # of a kernel, which the forward pass does not meet
-            from rlplug.interfaces.memory_plan import out_of_memory
-
-            if out_of_memory(error) or lost_rank(error) is not None:
+            if isinstance(error, torch.OutOfMemoryError) or lost_rank(error) is not None:
                 raise
             raise ConfigError(f"{key}: {where} has no backward pass, by {CHANGES}: {describe(error)}") from error
         model.zero_grad()
