@@ -39,7 +39,8 @@ class RewardScalingChecks(RewardCallChecks):
         zero, equal, huge, failed = (
             [_valued(each, reward.name, value) for each in samples] for value in (0.0, 1.0, MAX_REWARD, None)
         )
-        rounds = (samples, samples[:1], [], equal, huge, [failed[0], *samples[1:]], failed, samples)
+        none: list[Sample] = []
+        rounds = (samples, samples[:1], none, equal, huge, [failed[0], *samples[1:]], failed, samples)
         begun = self._ready()
         for scaled_by, some in [*((reward, some) for some in rounds), (begun, zero), (begun, samples)]:
             returned = self._scaled(scaled_by, some)
