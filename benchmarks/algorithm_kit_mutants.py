@@ -8,13 +8,7 @@ runs on it in this process until the first check that fails. Texts of messages a
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -22,8 +16,7 @@ from rlplug_devkit.claims import NOT_COMPARED
 from rlplug_devkit.process_guard import ProcessGuard
 
 from benchmarks.algorithm_kit_subjects import SUBJECTS
-from benchmarks.task_kit_mutants import Site, build, sites
-from benchmarks.task_kit_subjects import Subject
+from benchmarks.task_kit_mutants import Site, main
 
 FIRST: Final = ("test_worked_examples_come_out", "test_options_are_taken_or_refused")
 """Checks that find most, and take little time."""
@@ -47,12 +40,12 @@ def killed_by(checks: Any) -> str | None:
     return None
 
 
-def _methods(checks: type) -> Sequence[str]:
+def _methods(checks: Any) -> Sequence[str]:
     """Return the names of the checks, in the order in which pytest runs them but for ``FIRST``."""
     found: dict[str, None] = dict.fromkeys(name for name in FIRST if hasattr(checks, name))
     for base in reversed(checks.__mro__):
         found |= dict.fromkeys(name for name in vars(base) if name.startswith("test_") and name not in NEVER)
-    return list(found)
+    return [name for name in found if name not in checks.excused]
 
 
 def _arguments(check: Any) -> Iterator[dict[str, Any]]:
@@ -63,50 +56,11 @@ def _arguments(check: Any) -> Iterator[dict[str, Any]]:
         yield from ({mark.args[0]: value} for value in mark.args[1])
 
 
-def _killer(subject: Subject, site: Site) -> str | None:
-    try:
-        checks = subject.checks(build(subject, site))
-    except Exception as error:  # noqa: BLE001 - the change broke the class itself
-        return f"its import: {type(error).__name__}"
-    return killed_by(checks)
-
-
 def _is_of_a_message(site: Site) -> bool:
     """Return whether a text with a space in it is changed, which nothing but a message is."""
     before, _, after = site.text.partition(": ")[2].rpartition(" becomes ")
     return before[:1] in "\"'" and " " in before and after in ("''", "'mutant'") if before else False
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=sorted(SUBJECTS), required=True)
-    parser.add_argument("--most", type=int, default=60, help="mutants that are drawn, of all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="part of a site's text: no other is drawn")
-    parser.add_argument("--out", type=Path, help="file for the survivors and what killed the others")
-    options = parser.parse_args()
-    subjects: dict[Site, list[Subject]] = {}
-    for subject in SUBJECTS[options.kind]:
-        found = killed_by(subject.checks(build(subject, None)))
-        assert found is None, f"{subject.name}: the kit refuses it without a change: {found}"
-        for site in sites(subject):
-            subjects.setdefault(site, []).append(subject)
-    drawn = [site for site in subjects if options.only in str(site) and not _is_of_a_message(site)]
-    num_sites = len(drawn)
-    random.Random(options.seed).shuffle(drawn)
-    results, began = [], time.monotonic()
-    for site in drawn[: options.most]:
-        killer = next(filter(None, (_killer(subject, site) for subject in subjects[site])), None)
-        results.append({"mutant": str(site), "killed_by": killer})
-        print(f"{'killed by ' + killer if killer else 'SURVIVED'}: {site}", file=sys.stderr, flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(results, indent=1))
-    num_killed = sum(result["killed_by"] is not None for result in results)
-    print(
-        f"{options.kind}: {num_killed} of {len(results)} mutants killed, drawn from {num_sites}, in "
-        f"{time.monotonic() - began:.0f} s"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, SUBJECTS, killed_by, lambda site: not _is_of_a_message(site))

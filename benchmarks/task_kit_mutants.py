@@ -16,7 +16,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -200,42 +200,55 @@ def killed_by(checks: type) -> str | None:
     return None
 
 
-def _killer(subject: Subject, site: Site) -> str | None:
+Killer = Callable[[Any], str | None]
+"""Returns the first check of a test class that fails, or ``None``."""
+
+
+def _killer(subject: Subject, site: Site, first_failure: Killer) -> str | None:
     try:
-        return killed_by(subject.checks(build(subject, site)))
+        checks = subject.checks(build(subject, site))
     except Exception as error:  # noqa: BLE001 - the change broke the class itself
         return f"its import: {type(error).__name__}"
+    return first_failure(checks)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=sorted(SUBJECTS), required=True)
+def main(
+    about: str | None,
+    subjects_of: Mapping[str, Sequence[Subject]],
+    first_failure: Killer,
+    is_drawn: Callable[[Site], bool] = lambda site: True,
+) -> None:
+    """Draw mutants of one kind of subjects as the command line says, run the kit on each, and print what it killed."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--kind", choices=sorted(subjects_of), required=True)
     parser.add_argument("--most", type=int, default=60, help="mutants that are drawn, of all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="part of a site's text: no other is drawn")
     parser.add_argument("--out", type=Path, help="file for the survivors and what killed the others")
     options = parser.parse_args()
-    for subject in SUBJECTS[options.kind]:
-        found = killed_by(subject.checks(build(subject, None)))
-        assert found is None, f"{subject.name}: the kit refuses it without a change: {found}"
     subjects: dict[Site, list[Subject]] = {}
-    for subject in SUBJECTS[options.kind]:
+    for subject in subjects_of[options.kind]:
+        found = first_failure(subject.checks(build(subject, None)))
+        assert found is None, f"{subject.name}: the kit refuses it without a change: {found}"
         for site in sites(subject):
             subjects.setdefault(site, []).append(subject)
-    drawn, num_sites = list(subjects), len(subjects)
+    drawn = [site for site in subjects if options.only in str(site) and is_drawn(site)]
+    num_sites = len(drawn)
     random.Random(options.seed).shuffle(drawn)
     results, began = [], time.monotonic()
     for site in drawn[: options.most]:
-        killer = next(filter(None, (_killer(subject, site) for subject in subjects[site])), None)
+        killers = (_killer(subject, site, first_failure) for subject in subjects[site])
+        killer = next(filter(None, killers), None)
         results.append({"mutant": str(site), "killed_by": killer})
         print(f"{'killed by ' + killer if killer else 'SURVIVED'}: {site}", file=sys.stderr, flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(results, indent=1))
     num_killed = sum(result["killed_by"] is not None for result in results)
     print(
         f"{options.kind}: {num_killed} of {len(results)} mutants killed, drawn from {num_sites}, in "
         f"{time.monotonic() - began:.0f} s"
     )
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, SUBJECTS, killed_by)
