@@ -3,15 +3,16 @@ r"""Times whole GRPO steps in each way to wait less for the longest completion, 
     python benchmarks/step_modes.py --workload heavy-tailed --out OUT
     python benchmarks/step_modes.py --workload long --modes synchronous "stop when enough, 1.5" --out OUT
     python benchmarks/step_modes.py --modes synchronous --completions 512 --lengths alike drawn --out OUT
+    python benchmarks/step_modes.py --modes "asynchronous, K = 2" --completions 512 --trainers 1 2 3 --out OUT
     python benchmarks/step_modes.py --table OUT
 
 Needs GPUs, vLLM and rlplug with its plugins; ``--workload tiny`` tries it on a CPU. Model, prompts and lengths are
 those of ``step.py``, and every trajectory keeps its length however often it is broken off. With ``--lengths alike
 drawn`` a run first takes its steps with the same lengths on each GPU, so that GPUs differ in nothing, and then as many
 with lengths that are drawn over all of them, as data would have them. Modes without servers have an engine in the
-trainer's process, on each GPU. The others start one vLLM server: on the second GPU where there is one, while the policy
-trains on the first; else on the trainer's, with which it shares time. Weights travel through the host then: NCCL wants
-a GPU for each of its ranks.
+trainer's process, on each GPU. The others train on the first ``--trainers`` GPUs and start a vLLM server on each of the
+rest; a single GPU is shared by both, in turns. Weights travel through the host then: NCCL wants a GPU for each of its
+ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ COLUMNS: Final = {
 }
 
 
-def arguments(mode: str, workload: Workload, num_gpus: int) -> list[str]:
+def arguments(mode: str, workload: Workload, num_gpus: int, num_trainers: int) -> list[str]:
     """Return the options of ``rlplug fit`` that make a run of ``workload`` one of ``mode``."""
     chosen = ["--model.algorithm.correction", "{}"]
     if mode in PARTIAL:
@@ -62,15 +63,16 @@ def arguments(mode: str, workload: Workload, num_gpus: int) -> list[str]:
     if mode not in SERVERS:
         most_open = 2 * workload.num_completions // max(num_gpus, 1)
         return [*chosen, "--model.rollout.init_args.max_num_seqs", str(most_open)]
-    most_open = (VERSIONS.get(mode, 0) + 1) * workload.num_completions
+    servers = list(range(num_trainers, num_gpus)) or ([0] if num_gpus else [])
+    most_open = (VERSIONS.get(mode, 0) + 1) * workload.num_completions // max(len(servers), 1)
     engine = {
         "max_model_len": workload.prompt + workload.longest,
         "max_num_seqs": most_open,
         "gpu_memory_utilization": 0.9 if num_gpus > 1 else workload.kv_cache_share,
-        **({"gpus": [1 if num_gpus > 1 else 0]} if num_gpus else {}),
+        **({"gpus": servers} if servers else {}),
     }
     server = json.dumps({"class_path": "VLLMServerRollout", "init_args": engine})
-    return [*chosen, "--trainer.devices", "1", "--model.rollout", server]
+    return [*chosen, "--trainer.devices", str(num_trainers), "--model.rollout", server]
 
 
 def table(rows: dict[str, list[dict[str, Any]]], warm_up: int) -> str:
@@ -123,6 +125,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--lengths", nargs="+", choices=(ALIKE, DRAWN), default=[DRAWN], help="of completions, for --steps each"
     )
+    parser.add_argument(
+        "--trainers", type=int, nargs="+", default=[1], help="GPUs that train where servers have the others"
+    )
     parser.add_argument("--steps", type=int, default=9, help="of each mode")
     parser.add_argument("--warm-up", type=int, default=3, help="steps at the start that are not counted")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rlplug-step", help="model, runs")
@@ -151,8 +156,11 @@ def main() -> None:
     os.environ[LENGTHS] = " ".join(f"{kind}:{options.steps}" for kind in options.lengths)
     os.environ["STEP_THROUGH_HOST"] = str(int(num_gpus == 1))
     num_steps = str(options.steps * len(options.lengths))
-    for mode in options.modes:
-        extra = [*arguments(mode, workload, num_gpus), *options.rlplug]
+    runs = [(mode, each) for mode in options.modes for each in (options.trainers if mode in SERVERS else [num_gpus])]
+    for mode, num_trainers in runs:
+        extra = [*arguments(mode, workload, num_gpus, num_trainers), *options.rlplug]
+        if mode in SERVERS and num_gpus > 1:
+            mode = f"{mode}, {num_trainers} + {num_gpus - num_trainers}"
         log = options.out / f"{mode.replace(', ', '-').replace(' ', '-')}.log"
         steps = run("step_rlplug.py", [options.workload, str(options.work), num_steps, *extra], log)
         with (options.out / "modes.jsonl").open("a") as file:
