@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rlplug_devkit.certify.code import digest_of, digests_of
 from rlplug_devkit.certify.command import certify_command
 from rlplug_devkit.certify.installed import Verdict, verdicts_of
 from rlplug_devkit.certify.learning import judged, try_learning
@@ -27,7 +29,7 @@ HERE: dict[str, str | None] = {"rlplug": "0.1.0", "torch": "2.13.0", "transforme
 def values(*results: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return what a record says, with a hash that fits."""
     made: dict[str, Any] = {
-        "format": 1,
+        "format": 2,
         "engine": "Engine",
         "trainer": "Trainer",
         "families": ["llama3"],
@@ -36,6 +38,7 @@ def values(*results: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         "system": "Linux",
         "packages": dict(HERE),
         "other_packages": {"numpy": "2.4.6"},
+        "code": {"rlplug": "c0de", "rlplug-devkit": "d1ce"},
         "began": "2026-11-28T12:00:00Z",
         "seconds": 1.0,
         "measured": {"llama3": {"1": {"mismatch/max": 1e-6}}},
@@ -67,7 +70,7 @@ def test_a_record_that_was_changed_is_refused(tmp_path: Path) -> None:
     claimed["sha256"] = hash_of(claimed)
     assert "which its results do not say" in refusal(file, json.dumps(claimed))
     assert "lacks families, results" in refusal(file, json.dumps({**good, "families": 1, "results": None}))
-    assert "has not the format 1" in refusal(file, json.dumps({**good, "format": 2}))
+    assert "has not the format 2" in refusal(file, json.dumps({**good, "format": 3}))
     assert "cannot be read" in refusal(file, "{")
 
 
@@ -84,9 +87,9 @@ def test_a_part_of_which_nothing_was_held_certifies_nothing(results: list[dict[s
     assert conclusion_of(results) == conclusion
 
 
-def only(*records: dict[str, Any], has_gpu: bool = False, python: str = "3.11.2") -> Verdict:
+def only(*records: dict[str, Any], has_gpu: bool = False, python: str = "3.11.2", code: str = "c0de") -> Verdict:
     found = [Record(record, "rlplug-owner") for record in records]
-    (verdict,) = verdicts_of(found, HERE, has_gpu, python)
+    (verdict,) = verdicts_of(found, HERE, {"rlplug": code}, has_gpu, python)
     return verdict
 
 
@@ -109,10 +112,51 @@ def test_an_installed_set_is_certified_or_the_nearest_is_named() -> None:
     assert only(values(FAILED)).text == "not certified: 1 records, none of which is green"
     assert (
         list(
-            verdicts_of([Record(values(packages={"torch": "2.13.0", "vllm": "0.32.0"}))], HERE | {"vllm": None}, False)
+            verdicts_of(
+                [Record(values(packages={"torch": "2.13.0", "vllm": "0.32.0"}))], HERE | {"vllm": None}, {}, False
+            )
         )
         == []
     )
+
+
+def test_other_code_of_the_same_versions_is_not_certified(tmp_path: Path) -> None:
+    """Alone catches a record that certifies what was changed after it, and one of kits that forbids new kits."""
+    changed = only(values(), code="0ther")
+    assert (changed.is_certified, changed.advice) == (False, "rlplug certify --engine Engine --trainer Trainer")
+    assert "with this code of rlplug; other code of these versions is, for llama3 on cpu" in changed.text
+    assert only(values(), values(code={"rlplug": "0ther"}), code="0ther").is_certified
+
+    former = {key: value for key, value in values(format=1).items() if key != "code"}
+    file = tmp_path / "former.json"
+    file.write_text(json.dumps({**former, "sha256": hash_of(former)}))
+    assert read_record(file).code == {}
+    assert only(former, code="0ther").is_certified
+    assert "lacks code" in refusal(file, json.dumps({**former, "format": 2}))
+
+
+def test_a_digest_is_of_the_python_files_as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a digest that a record beside the code, or an import of it, changes, and one that misses a file."""
+    package, metadata = tmp_path / "digested_package", tmp_path / "digested-1.0.dist-info"
+    (package / "part/records").mkdir(parents=True)
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: digested\nVersion: 1.0\n")
+    (metadata / "top_level.txt").write_text("digested_package\ndigested_module\n")
+    (package / "__init__.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    seen = [digest_of("digested")]
+    for file in (package / "part/new.py", package / "__init__.py", tmp_path / "digested_module.py"):
+        file.write_text("a = 1\n")
+        importlib.invalidate_caches()
+        seen.append(digest_of("digested"))
+    (package / "part/new.py").rename(package / "part/moved.py")
+    seen.append(digest_of("digested"))
+    assert len({*seen}) == len(seen)
+
+    (package / "part/records/one.py").write_text("b = 2\n")
+    (package / "part/data.json").write_text("{}")
+    assert digests_of(["Digested", "none-such"]) == {"digested": seen[-1]}
 
 
 def test_records_are_found_in_packages_that_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from rlplug_devkit.reference import Tolerances
 
 FAMILIES: Final = ("llama3", "qwen3")
+OURS: Final = ("rlplug", "rlplug-devkit", "rlplug-algos")
+"""Distributions whose code runs in every certification."""
 DESCRIPTION: Final = """\
 Certify the installed set for an engine and a trainer: run their conformance kits, then for each family of models a
 learning run of two steps whose engine and trainer must agree on every sampled token, before and after a weight sync.
 
-The record is a JSON file with versions, machine, results, seconds and a hash; a record that was changed is refused. Put
-it into the records folder of a plugin's package, as package data: rlplug plugins --check and rlplug doctor of whoever
-installs the plugin then say whether their set is certified, or which pip line leads to one that is. Minutes on a CPU.
+The record is a JSON file with versions, digests of rlplug's and the plugins' code, machine, results, seconds and a
+hash; a record that was changed is refused. Put it into the records folder of a plugin's package, as package data:
+rlplug plugins --check and rlplug doctor of whoever installs the plugin then say whether their set is certified, or
+which pip line leads to one that is. Minutes on a CPU.
 
     rlplug certify
     rlplug certify --engine VLLMRollout --family qwen3
@@ -59,9 +62,10 @@ def certify_command(arguments: list[str]) -> int:
     """Certify the installed set for an engine and a trainer: kits, a learning run, parity, a record.
 
     Raises:
-        ConfigError: The engine, trainer or a family has another name, or cannot be made.
+        ConfigError: The engine, trainer or a family has another name, or cannot be made, or code changed meanwhile.
     """
     options = make_parser().parse_args(arguments)
+    from rlplug_devkit.certify.code import digests_of
     from rlplug_devkit.certify.records import conclusion_of, hash_of
 
     families = options.family or list(FAMILIES)
@@ -82,6 +86,10 @@ def certify_command(arguments: list[str]) -> int:
         results += found
     values |= {"seconds": round(time.time() - began, 1), "measured": measured, "results": results}
     values["conclusion"] = conclusion_of(results)
+    if changed := [name for name, digest in digests_of(values["code"]).items() if digest != values["code"][name]]:
+        raise ConfigError(
+            f"certify: the code of {', '.join(changed)} changed meanwhile, so that no record says what ran."
+        )
     values["sha256"] = hash_of(values)
     _print(values)
     file.write_text(json.dumps(values, indent=1) + "\n")
@@ -115,6 +123,7 @@ def _header(
 ) -> dict[str, Any]:
     import torch
 
+    from rlplug_devkit.certify.code import digests_of
     from rlplug_devkit.certify.records import FORMAT
     from rlplug_devkit.certify.versions import packages_of
 
@@ -130,6 +139,7 @@ def _header(
         "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "packages": dict(packages),
         "other_packages": dict(others),
+        "code": digests_of({*distributions, *OURS, *(name for name in packages if name.startswith("rlplug-"))}),
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplug_devkit.certify.code import digests_of
 from rlplug_devkit.certify.records import Record, installed_version, shipped_records
 
 NVIDIA = Path("/dev/nvidiactl")
@@ -27,7 +28,8 @@ class Verdict:
 def verdicts() -> tuple[list[Verdict], list[str]]:
     """Return a verdict for each installed engine and trainer with a record, and why records are refused."""
     records, problems = shipped_records()
-    return list(verdicts_of(records, _installed(records), NVIDIA.exists())), problems
+    code = digests_of({name for record in records for name in record.code})
+    return list(verdicts_of(records, _installed(records), code, NVIDIA.exists())), problems
 
 
 def _installed(records: Iterable[Record]) -> dict[str, str | None]:
@@ -38,6 +40,7 @@ def _installed(records: Iterable[Record]) -> dict[str, str | None]:
 def verdicts_of(
     records: Sequence[Record],
     installed: Mapping[str, str | None],
+    code: Mapping[str, str],
     has_gpu: bool,
     python: str = platform.python_version(),
 ) -> Iterator[Verdict]:
@@ -46,6 +49,7 @@ def verdicts_of(
     Args:
         records: All that are to be had.
         installed: Version of each package that a record names, ``None`` for one that is not installed.
+        code: Digests of the code that is installed, by distribution.
         has_gpu: Whether this machine has a GPU, of which a record of a CPU says nothing.
         python: Version of Python here.
     """
@@ -62,8 +66,13 @@ def verdicts_of(
             says = "; ".join(record.says() for record in same)
             yield Verdict(engine, trainer, False, f"certified for {says}; no record is of a GPU")
             continue
-        if same:
-            yield Verdict(engine, trainer, True, f"certified for {'; '.join(record.says() for record in same)}")
+        if ran := [record for record in same if not _other_code(record, code)]:
+            yield Verdict(engine, trainer, True, f"certified for {'; '.join(record.says() for record in ran)}")
+        elif same:
+            record = min(same, key=lambda record: len(_other_code(record, code)))
+            names = ", ".join(_other_code(record, code))
+            text = f"not certified with this code of {names}; other code of these versions is, for {record.says()}"
+            yield Verdict(engine, trainer, False, text, f"rlplug certify --engine {engine} --trainer {trainer}")
         elif green:
             yield _nearest(engine, trainer, green, installed, python)
         else:
@@ -88,6 +97,11 @@ def _nearest(
 def _differences(record: Record, installed: Mapping[str, str | None]) -> dict[str, str]:
     """Return the versions that a record names and that are not installed."""
     return {name: version for name, version in sorted(record.packages.items()) if installed.get(name) != version}
+
+
+def _other_code(record: Record, code: Mapping[str, str]) -> list[str]:
+    """Return the distributions whose installed code is not what ran; a record of format 1 does not say what ran."""
+    return [name for name, digest in sorted(record.code.items()) if code.get(name) != digest]
 
 
 def _same_python(record: Record, python: str) -> bool:

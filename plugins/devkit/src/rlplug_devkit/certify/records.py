@@ -21,8 +21,8 @@ from packaging.version import InvalidVersion, Version
 from rlplug.errors import describe
 from rlplug_devkit.doctor.packages import GROUPS
 
-FORMAT: Final = 1
-"""Rises when a key changes its meaning."""
+FORMAT: Final = 2
+"""Rises when a key changes its meaning. Records of format 1 have no ``code``: they speak of versions alone."""
 FOLDER: Final = "records"
 TYPES: Final[Mapping[str, type]] = {
     "format": int,
@@ -34,6 +34,7 @@ TYPES: Final[Mapping[str, type]] = {
     "system": str,
     "packages": dict,
     "other_packages": dict,
+    "code": dict,
     "began": str,
     "seconds": float,
     "measured": dict,
@@ -41,7 +42,8 @@ TYPES: Final[Mapping[str, type]] = {
     "conclusion": str,
     "sha256": str,
 }
-"""Keys of a record. ``packages`` are those whose versions must be the same for the record to speak of a set."""
+"""Keys of a record. ``packages`` are those whose versions must be the same for the record to speak of a set, ``code``
+has digests of the code of rlplug's distributions and of the engine's and trainer's, by distribution."""
 
 
 class RecordError(Exception):
@@ -72,6 +74,12 @@ class Record:
     def packages(self) -> Mapping[str, str]:
         packages: Mapping[str, str] = self.values["packages"]
         return packages
+
+    @property
+    def code(self) -> Mapping[str, str]:
+        """Digests of what ran, for those packages whose versions decide; empty in a record of format 1."""
+        code: Mapping[str, str] = self.values.get("code", {})
+        return {name: digest for name, digest in code.items() if name in self.packages}
 
     @property
     def is_green(self) -> bool:
@@ -109,9 +117,10 @@ def read_record(file: Path, owner: str = "") -> Record:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read: {describe(error)}. {remake}") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise RecordError(f"{file} has not the format {FORMAT} that this rlplug-devkit reads. {remake}")
-    wrong = sorted(key for key, kind in TYPES.items() if not isinstance(values.get(key), kind))
+    if not isinstance(values, dict) or values.get("format") not in (1, FORMAT):
+        raise RecordError(f"{file} has not the format {FORMAT} that this rlplug-devkit reads, or 1. {remake}")
+    types = {key: kind for key, kind in TYPES.items() if key != "code" or values["format"] > 1}
+    wrong = sorted(key for key, kind in types.items() if not isinstance(values.get(key), kind))
     if wrong:
         raise RecordError(f"{file} lacks {', '.join(wrong)}, or has another type there. {remake}")
     if hash_of(values) != values["sha256"]:
