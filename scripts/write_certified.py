@@ -22,14 +22,15 @@ HEAD: Final = """\
 <!-- Written by scripts/write_certified.py from the records in plugins' packages: run `make docs`. -->
 
 A row is a record of `rlplug certify`: the kits of the engine and the trainer, and for each family of models a learning
-run of two steps in which both must agree on every sampled token, before and after a weight sync. Records have a hash,
-ship in the wheels, and are not written by hand. `rlplug plugins --check` and `rlplug doctor` compare what is installed
-with them, and name the nearest certified set as a pip line. Other versions may work as well: nobody has tried them this
-way. Differences are those of logprobs in nats, the largest of all steps; checks of what an engine does not claim were
-not applied.
+run of two steps in which both must agree on every sampled token, before and after a weight sync. Records have a hash
+and digests of rlplug's and the plugins' code, ship in the wheels, and are not written by hand. `rlplug plugins --check`
+and `rlplug doctor` compare what is installed with them, its code too, and name the nearest certified set as a pip line.
+A row without digests is of versions alone. Other versions may work as well: nobody has tried them this way.
+Differences are those of logprobs in nats, the largest of all steps; checks of what an engine does not claim were not
+applied.
 
-| engine, trainer | families | versions | device | held, not applied | mean, largest | seconds | date, record of |
-|---|---|---|---|---|---|---|---|
+| engine, trainer | families | versions | code | device | held, not applied | mean, largest | seconds | date, record of |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -62,6 +63,7 @@ def row(record: Record) -> str:
         f"{green}`{record.engine}`, `{record.trainer}`",
         ", ".join(values["families"]),
         versions,
+        ", ".join(f"{name} `{digest[:8]}`" for name, digest in record.code.items()) or "versions alone",
         record.device,
         f"{kits.count('held')}, {kits.count('does not apply')}",
         f"{mean:.1e}, {largest:.1e}",
