@@ -86,6 +86,7 @@ def train(name: str, arguments: list[str], model: Path, options: argparse.Namesp
     command += ["--model.batch.max_tokens_per_gpu", "16384", "--model.algorithm.entropy_coefficient", "0.01"]
     command += ["--model.validation.at_start", "false", "--model.validation.every_n_steps", "null"]
     command += ["--model.limits.mismatch_gate", "null", "--run.export_policy", "false", "--run.report", "false"]
+    command += options.rlplug
     began = time.perf_counter()
     code: int | str = "timeout"
     with (options.out / f"{runs.name}.log").open("w") as log, contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,6 +117,7 @@ def main() -> None:
     add("--limit", type=int, default=180, help="seconds of a way")
     add("--only", nargs="*", help="ways whose names hold one of these")
     add("--out", type=Path, required=True, help="folder of the model, runs and experts.jsonl")
+    add("rlplug", nargs="*", help="after --: options of rlplug fit, for all ways")
     options = parser.parse_args()
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
