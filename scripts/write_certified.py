@@ -29,7 +29,7 @@ A row without digests is of versions alone. Other versions may work as well: nob
 Differences are those of logprobs in nats, the largest of all steps; checks of what an engine does not claim were not
 applied.
 
-| engine, trainer | families | versions | code | device | held, not applied | mean, largest | seconds | date, record of |
+| engine, trainer | families | versions | code | device | held, not applied | mean, largest | seconds | date, owner |
 |---|---|---|---|---|---|---|---|---|
 """
 
