@@ -25,9 +25,9 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy
@@ -35,10 +35,14 @@ import psutil
 import pytest
 import torch
 
-SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
+SIGNALS: Final[Mapping[str, int]] = {
+    name: getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
+    if hasattr(signal, name)
+}
 SHARED_HELPERS: Final = ("resource_tracker", "forkserver", "rlplug_devkit.other_process")
 """Parts of the command lines of helper processes, Python's own and the kit's, which last as long as the process."""
-SHARED_FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
+_FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     os: ("kill", "system", "fork", "putenv", "remove", "removedirs", "rename", "chdir", "getcwd", "urandom"),
     time: ("time", "sleep", "monotonic", "perf_counter"),
     socket: ("socket", "create_connection", "getaddrinfo"),
@@ -49,16 +53,25 @@ SHARED_FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     asyncio: ("run", "new_event_loop", "get_event_loop"),
     ssl: ("_create_default_https_context", "create_default_context"),
 }
+SHARED_FUNCTIONS: Final = [
+    (f"{module.__name__}.{name}", module, name) for module, names in _FUNCTIONS.items() for name in names
+]
 """Functions of Python's modules that the whole process calls, which some code replaces to confine what it evaluates."""
+LIMITS: Final = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
 """Loggers of libraries, whose level others have chosen where there is one."""
 M_MMAP_THRESHOLD: Final = -3
 """Option of glibc's ``mallopt``, of ``malloc.h``."""
 BLOCK_BYTES: Final = 32768
 """Smallest block that goes back to the system when it is freed: the smallest matrix of the kit's tiny Llama."""
-OF_OTHERS: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
+_OF_OTHERS: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST")
+OF_OTHERS: Final = frozenset([*_OF_OTHERS, *map(os.fsencode, _OF_OTHERS)])
 """Environment variables that torch's compiler sets when anything in the process first compiles, and pytest's."""
 VENDORED: Final = os.path.join("setuptools", "_vendor")
+DENORMAL: Final = 1e-310
+"""A number that torch.set_flush_denormal makes 0, since it sets the processor's mode."""
+MT19937_BYTES: Final = 4 * (624 + 1)
+"""Size of the state of NumPy's generator: its numbers, and the place among them."""
 LOGGERS: Final = ("rlplug", "lightning.pytorch", "py.warnings")
 """Loggers of the run, besides the root's."""
 
@@ -67,9 +80,20 @@ def generator_states() -> dict[str, Any]:
     """Return the states of the global random generators, by name."""
     return {
         "random": random.getstate(),
-        "numpy.random": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
+        "numpy.random": _numpy_state(),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
+
+
+def _numpy_state() -> Any:
+    """Return the state of NumPy's global generator but for a normal number that it keeps for the next call.
+
+    ``numpy.random.get_state`` copies it number by number, which takes a tenth of a millisecond.
+    """
+    generator = numpy.random.get_bit_generator()  # type: ignore[no-untyped-call]
+    if isinstance(generator, numpy.random.MT19937):
+        return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
+    return repr(generator.state)
 
 
 def moved(before: dict[str, Any]) -> set[str]:
@@ -92,11 +116,11 @@ def process_state() -> dict[str, Any]:
         "torch's precision of float32 products": torch.get_float32_matmul_precision(),
         "torch's anomaly detection": torch.is_anomaly_enabled(),
         "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-        "torch's denormal numbers": bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0),
+        "torch's denormal numbers": DENORMAL * 2 == 0,
         "torch.backends.cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "numpy's error handling": tuple(sorted(numpy.geterr().items())),
-        "signal handlers": {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)},
-        "environment variables": {name: value for name, value in os.environ.items() if name not in OF_OTHERS},
+        "signal handlers": {name: signal.getsignal(number) for name, number in SIGNALS.items()},
+        "environment variables": _environment(),
         "working directory": os.getcwd(),
         "the umask": _umask(),
         # setuptools puts its own packages at the end when anything first imports it
@@ -111,14 +135,12 @@ def process_state() -> dict[str, Any]:
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
         "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
         "functions of Python's modules": {
-            f"{module.__name__}.{name}": id(getattr(module, name, None))
-            for module, names in SHARED_FUNCTIONS.items()
-            for name in names
+            text: id(getattr(module, name, None)) for text, module, name in SHARED_FUNCTIONS
         },
         "the longest integer as text": sys.get_int_max_str_digits(),
         "the time zone": time.tzname,
         "the folder of temporary files": tempfile.gettempdir(),
-        "the limits of resources": {name: resource.getrlimit(getattr(resource, name)) for name in _limits()},
+        "the limits of resources": {name: resource.getrlimit(number) for name, number in LIMITS.items()},
         "the way to show warnings": warnings.showwarning,
         "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
         "the decimal context": (*_precision(decimal.getcontext()), *_precision(decimal.DefaultContext)),
@@ -132,7 +154,7 @@ def process_state() -> dict[str, Any]:
         "traces and profiles of Python": (sys.gettrace(), sys.getprofile(), sys.getswitchinterval()),
         "faulthandler": faulthandler.is_enabled(),
         "threading.excepthook": threading.excepthook,
-        "built-in functions": {name: id(value) for name, value in vars(builtins).items() if name[0] != "_"},
+        "built-in functions": _builtins(),
         "the process's priority": os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else None,
         "the CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
     }
@@ -161,19 +183,33 @@ def _has_device_mode() -> bool:
 
 def _umask() -> str | None:
     """Return the mask of new files' modes; os.umask would have to set it to read it."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), None)
+    try:
+        status = os.open("/proc/self/status", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return os.read(status, 256).partition(b"Umask:")[2].partition(b"\n")[0].decode().strip()
+    finally:
+        os.close(status)
+
+
+def _environment() -> dict[str | bytes, str | bytes]:
+    """Return the environment's variables; where os.environ is Python's own, as bytes, which need no decoding."""
+    variables: Mapping[str | bytes, str | bytes] = getattr(os.environ, "_data", os.environ)
+    return {name: value for name, value in variables.items() if name not in OF_OTHERS}
+
+
+def _builtins() -> dict[str, int]:
+    """Return the ids of all built-in functions but ``_``, which gettext and a console set."""
+    found = vars(builtins).copy()
+    found.pop("_", None)
+    return dict(zip(found, map(id, found.values()), strict=True))
 
 
 def _is_for_all(entry: Any) -> bool:
     """Return whether a filter of warnings is about a whole category of Python's own, wherever it comes from."""
     _, message, category, module, line = entry
     return bool(message is None and module is None and line == 0 and category.__module__ == "builtins")
-
-
-def _limits() -> list[str]:
-    return [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 def _levels(logger: logging.Logger) -> tuple[int, bool, bool]:
@@ -192,7 +228,7 @@ def changes_since(before: dict[str, Any]) -> dict[str, str]:
 
 def _difference(former: Any, present: Any) -> str:
     if isinstance(former, dict):
-        names = sorted(n for n in former.keys() | present.keys() if former.get(n) != present.get(n))
+        names = sorted(os.fsdecode(n) for n in former.keys() | present.keys() if former.get(n) != present.get(n))
         return ", ".join(names)
     if isinstance(former, list):
         others = [repr(entry) for entry in [*former, *present] if (entry in former) != (entry in present)]
@@ -224,6 +260,22 @@ def num_held() -> dict[str, int]:
         "open files": own.num_fds() if hasattr(own, "num_fds") else 0,
         "processes": len(own.children()),
     }
+
+
+@contextmanager
+def new_objects_alone() -> Iterator[None]:
+    """Let the garbage collector look at nothing that is there already: the body finds and frees what is newer.
+
+    Of a million objects, which torch and Lightning bring, each look takes a second.
+    """
+    gc.collect()
+    was_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
 
 
 def num_alive(kinds: tuple[type, ...]) -> int:
