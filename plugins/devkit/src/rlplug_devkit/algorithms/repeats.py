@@ -25,7 +25,7 @@ from rlplug_devkit.algorithms.steps import Row, batch_of, make_row
 from rlplug_devkit.algorithms.training import tensors_otherwise, train, trained_otherwise
 from rlplug_devkit.claims import DOES_NOT_APPLY
 from rlplug_devkit.other_process import Unavailable, call_elsewhere
-from rlplug_devkit.process_state import num_alive, num_held
+from rlplug_devkit.process_state import new_objects_alone, num_alive, num_held
 
 LONG: Final = 10_000
 """Tokens of a long completion."""
@@ -224,6 +224,10 @@ class RepeatChecks(AlgorithmChecks):
         """Neither threads, processes and open files, nor batches, nor the graphs of losses."""
         algorithm = self._ready()
         train(algorithm, self.run, 0, 2)
+        with new_objects_alone():
+            self._require_nothing_left_of_steps(algorithm)
+
+    def _require_nothing_left_of_steps(self, algorithm: Algorithm) -> None:
         before = num_held()
         for _ in range(NUM_ROUNDS):
             train(algorithm, self.run, 0, 1)

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from rlplug.distributed.mesh import local_part
 from rlplug.interfaces.memory import ActivationTraits
 from rlplug_devkit.optimizations.structure import structure_of
-from rlplug_devkit.process_state import num_alive
+from rlplug_devkit.process_state import new_objects_alone, num_alive
 from rlplug_devkit.trainers.cases import rows
 from rlplug_devkit.trainers.ranks import Measured
 
@@ -47,14 +47,15 @@ class LateProbes(Measured):
     def kept(self) -> dict[str, int]:
         """Return how many tensors and hooks each of some passes left, and how many keep the last one's graph."""
         self._pass()
-        before = self._held()
-        for _ in range(NUM_PASSES - 1):
+        with new_objects_alone():
+            before = self._held()
+            for _ in range(NUM_PASSES - 1):
+                self._pass()
+            former = graphs()
             self._pass()
-        former = graphs()
-        self._pass()
-        after = self._held()
-        grown = {name: (after[name] - before[name]) // NUM_PASSES for name in before}
-        return grown | {"graphs": len(graphs() - former)}
+            after = self._held()
+            num_graphs = len(graphs() - former)
+        return {name: (after[name] - before[name]) // NUM_PASSES for name in before} | {"graphs": num_graphs}
 
     def _pass(self) -> None:
         self.run(rows(), rows().num_sequences)
