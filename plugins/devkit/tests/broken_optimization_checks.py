@@ -1,6 +1,13 @@
-"""Checks on optimizations with a mistake each; ``test_optimization_sabotage.py`` has what finds each."""
+"""Checks on optimizations with a mistake each; ``test_optimization_sabotage.py`` has what finds each.
+
+The optimizations of a class run in one process, beside one model without any: those that would change it for the
+others have a class of their own.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
 
 import broken_optimizations
 import broken_passes
@@ -8,9 +15,37 @@ import unusual_optimizations
 from broken_optimizations import OptimizationTests
 from test_optimization_sabotage import CAUGHT_BY, MISSED, UNUSUAL
 
-for name in ("Fine", *CAUGHT_BY, *MISSED, *UNUSUAL):
-    modules = (unusual_optimizations,) if name in UNUSUAL else (broken_optimizations, broken_passes)
-    settings = {"optimization": next(vars(module)[name] for module in modules if name in vars(module))}
-    if name in ("ReportsItsRank", "ScalesOnOtherRanks"):
-        settings["meshes"] = ("2 ranks",)
-    globals()[f"Test{name}"] = type(f"Test{name}", (OptimizationTests,), settings)
+from rlplug.interfaces import Optimization
+
+MODULES: Final = (broken_optimizations, broken_passes, unusual_optimizations)
+ON_TWO_RANKS: Final = ("ReportsItsRank", "ScalesOnOtherRanks")
+WITH_PARTNER: Final = "ChecksOnlyPlainBlocks"
+ALONE: Final = ("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", WITH_PARTNER)
+
+
+class Together(OptimizationTests):
+    names: ClassVar[Sequence[str]]
+
+    def make_optimizations(self) -> Mapping[str, Sequence[Optimization]]:
+        found = {name: next(vars(module)[name] for module in MODULES if name in vars(module)) for name in self.names}
+        return {name: [optimization()] for name, optimization in found.items()}
+
+
+class TestCorrect(Together):
+    names = ("Fine", *MISSED, *UNUSUAL)
+
+
+class TestMistakes(Together):
+    with_partner = False
+    names = tuple(name for name in CAUGHT_BY if name not in (*ON_TWO_RANKS, *ALONE))
+
+
+class TestMistakesOnTwoRanks(Together):
+    with_partner = False
+    meshes = ("2 ranks",)
+    names = ON_TWO_RANKS
+
+
+for name in ALONE:
+    settings = {"names": (name,), "with_partner": name == WITH_PARTNER}
+    globals()[f"Test{name}"] = type(f"Test{name}", (Together,), settings)

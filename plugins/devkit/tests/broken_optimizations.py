@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -362,10 +362,6 @@ class SavesNothing(Fine):
 class OptimizationTests(OptimizationConformance):
     models = ("llama",)
     meshes: ClassVar[Sequence[str]] = ("1 rank",)
-    optimization: ClassVar[type[Optimization]]
-
-    def make_optimizations(self) -> Mapping[str, Sequence[Optimization]]:
-        return {"it": [self.optimization()]}
 
     def run_ranks(self, command: list[str], world_size: int) -> None:
         run_ranks(command, world_size)
