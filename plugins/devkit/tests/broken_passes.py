@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
 from rlplug.interfaces.memory import ActivationTraits
+from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 
 
 class ChangedPass(Fine):
@@ -143,3 +144,31 @@ class DetachesWithoutARow(ChangedPass):
 class DiffersInBFloat16(ChangedPass):
     def changed(self, hidden: Tensor, index: int) -> Tensor:
         return hidden * 1.1 if hidden.dtype == torch.bfloat16 else hidden
+
+
+class ChangedHead(Fine):
+    """Base of those that change how logprobs and entropies come from logits."""
+
+    def after_shard(self, model: nn.Module) -> None:
+        head = lm_head_of(model)
+        vars(head)["from_logits"] = self.changed(head.from_logits)
+
+    def changed(self, function: Callable[..., LMHeadOutput]) -> Callable[..., LMHeadOutput]:
+        raise NotImplementedError
+
+
+class ForgetsTopP(ChangedHead):
+    """Has the logprobs of the whole distribution for those of the truncated one."""
+
+    def changed(self, function: Callable[..., LMHeadOutput]) -> Callable[..., LMHeadOutput]:
+        def through(logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
+            output = function(logits, request)
+            logprobs = output.tokens.logprobs
+            return replace(output, tokens=TokenLogprobs(logprobs, logprobs.detach()))
+
+        return through
+
+
+class TrainsMeasuredEntropies(ChangedHead):
+    def changed(self, function: Callable[..., LMHeadOutput]) -> Callable[..., LMHeadOutput]:
+        return lambda logits, request: function(logits, replace(request, entropy_mode="gradient"))

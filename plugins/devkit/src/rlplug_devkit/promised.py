@@ -123,6 +123,8 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "gradients_equal_the_plain_path",
         "micro_batches_add_up",
         "a_pass_of_no_tokens_adds_nothing",
+        "other_requests_equal_the_plain_path",
+        "measured_entropies_have_no_gradient",
         "an_export_is_the_same",
         "long_rows_equal_the_plain_path",
         "bfloat16_is_as_exact_as_the_plain_path",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from rlplug_devkit.optimizations.base import OptimizationChecks
 from rlplug_devkit.optimizations.bench import OptimizationBench
 from rlplug_devkit.optimizations.ranks import PLAIN, WITH_PARTNER
 from rlplug_devkit.trainers.bench import assert_close
+
+VALUES: Final = ("logprobs", "entropies", "logprobs as sampled")
+"""What a pass returns of each token."""
 
 
 class PassChecks(OptimizationChecks):
@@ -84,6 +89,26 @@ class PassChecks(OptimizationChecks):
         assert not wrong, f"with {variant} a pass in which no token trains has gradients to {wrong[:3]}."
         assert found["gradients"].keys() <= plain["gradients"].keys(), f"{variant} adds gradients to a pass of nothing."
 
+    def test_other_requests_equal_the_plain_path(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Logprobs under top-k and top-p, those of greedy sampling, and passes without entropies."""
+        found, expected = (bench.value(model, mesh, name, "requests") for name in (variant, PLAIN))
+        for request, values in expected.items():
+            what = f"{request}: {model} on {mesh} with {variant}"
+            advice = "Read all of a LogprobRequest, or leave the LM head alone."
+            pair = (dict(zip(VALUES, each, strict=True)) for each in (found[request], values))
+            assert_close(*pair, self.tolerance, what, advice)
+
+    def test_measured_entropies_have_no_gradient(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Most losses have no term of the entropy; the gradients of logprobs stay."""
+        refusal = bench.value(model, mesh, variant, "measured")
+        if isinstance(refusal, str):
+            pytest.skip(f"{DOES_NOT_APPLY}{variant} refuses it: {refusal}")
+        self._assert_gradients(bench, model, mesh, variant, "measured")
+
     def test_it_works_with_another_optimization(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
     ) -> None:
@@ -96,7 +121,7 @@ class PassChecks(OptimizationChecks):
 
     def _assert_values(self, bench: OptimizationBench, model: str, mesh: str, variant: str, packing: str) -> None:
         found, expected = (
-            dict(zip(("logprobs", "entropies"), bench.value(model, mesh, name, "forward")[packing], strict=True))
+            dict(zip(VALUES, bench.value(model, mesh, name, "forward")[packing], strict=True))
             for name in (variant, PLAIN)
         )
         what = f"{packing}: {model} on {mesh} with {variant}"

@@ -21,8 +21,10 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.models.build import build_policy, build_reference
 from rlplug.models.forward import policy_forward
+from rlplug.models.lm_head import EntropyMode
 from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.types import SamplingParams
 from rlplug_devkit.optimizations.late_probes import LateProbes
 from rlplug_devkit.optimizations.structure import structure_of
 from rlplug_devkit.padded_rows import PaddedRows
@@ -159,21 +161,30 @@ class Optimized(LateProbes):
         dist.all_gather_object(found, value)
         return found
 
-    def run(self, batch: PaddedRows, size: int, train: bool = False) -> Tensor:
-        """Return logprobs and entropies of all ranks' rows, [2, B, T]; with gradients to train."""
+    def run(
+        self,
+        batch: PaddedRows,
+        size: int,
+        train: bool = False,
+        sampling: SamplingParams = SAMPLING,
+        entropy_mode: EntropyMode | None = None,
+    ) -> Tensor:
+        """Return logprobs, entropies and logprobs as sampled of all ranks' rows, [3, B, T]; with gradients to train."""
         micro_batches, strategy = self.my_rows(size), self.strategy
-        whole = torch.zeros(2, *batch.input_ids.shape)
+        whole = torch.zeros(3, *batch.input_ids.shape)
+        mode = entropy_mode or ("gradient" if train else "value")
         for number, indices in enumerate(micro_batches, start=1):
             taken = batch.map(partial(_take, indices=indices))
             packed = pack(taken.flat())
             with torch.set_grad_enabled(train):
                 if train:
                     strategy.set_last_micro_batch(self.policy, is_last=number == len(micro_batches))
-                output = policy_forward(self.policy, packed, SAMPLING, "gradient" if train else "value")
-                values = torch.stack([taken.grid(output.tokens.logprobs), taken.grid(output.entropy)])
+                output = policy_forward(self.policy, packed, sampling, mode)
+                columns = (output.tokens.logprobs, output.entropy, output.tokens.sampled_logprobs)
+                values = torch.stack([taken.grid(column) for column in columns])
                 if train:
                     weights = loss_weights()[indices]
-                    (torch.stack([weights, weights.cos()]) * values).sum().backward()  # type: ignore[no-untyped-call]
+                    (torch.stack([weights, weights.cos()]) * values[:2]).sum().backward()  # type: ignore[no-untyped-call]
             whole[:, indices] = values.detach()
         dist.all_reduce(whole, group=strategy.data_group)
         return whole
@@ -221,6 +232,24 @@ class Optimized(LateProbes):
         finally:
             self.policy = own
 
+    def requests(self) -> dict[str, Tensor]:
+        """Return values of passes with top-k and top-p, with greedy sampling, and without entropies."""
+        whole = partial(self.run, rows(), rows().num_sequences)
+        return {
+            "top-k and top-p": whole(sampling=dataclasses.replace(SAMPLING, top_k=9, top_p=0.8)),
+            "greedy": whole(sampling=dataclasses.replace(SAMPLING, temperature=0.0)),
+            "without entropies": whole(entropy_mode="none"),
+        }
+
+    def measured(self) -> dict[str, Tensor] | str:
+        """Return gradients of a pass whose entropies are only measured, or why such a pass is refused."""
+        self.policy.zero_grad()
+        try:
+            self.run(rows(), rows().num_sequences, train=True, entropy_mode="value")
+        except ConfigError as refusal:
+            return str(refusal)
+        return dict(self._gradients())
+
     def process(self) -> dict[str, str]:
         """Return what all probes together changed of the process and of files."""
         moved = {name: f"a pass moves the global generator {name}" for name in sorted(self.guard.generators)}
@@ -246,6 +275,8 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.bfloat16,
     Optimized.saved,
     Optimized.kept,
+    Optimized.requests,
+    Optimized.measured,
     Optimized.process,
 )
 
