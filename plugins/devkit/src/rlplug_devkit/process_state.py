@@ -34,6 +34,7 @@ import numpy
 import psutil
 import pytest
 import torch
+from numpy.random.mtrand import get_bit_generator
 
 SIGNALS: Final[Mapping[str, int]] = {
     name: getattr(signal, name)
@@ -90,7 +91,7 @@ def _numpy_state() -> Any:
 
     ``numpy.random.get_state`` copies it number by number, which takes a tenth of a millisecond.
     """
-    generator = numpy.random.get_bit_generator()  # type: ignore[no-untyped-call]
+    generator = get_bit_generator()
     if isinstance(generator, numpy.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
     return repr(generator.state)
