@@ -171,4 +171,8 @@ class ForgetsTopP(ChangedHead):
 
 class TrainsMeasuredEntropies(ChangedHead):
     def changed(self, function: Callable[..., LMHeadOutput]) -> Callable[..., LMHeadOutput]:
-        return lambda logits, request: function(logits, replace(request, entropy_mode="gradient"))
+        def through(logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
+            is_measured = request.entropy_mode == "value"
+            return function(logits, replace(request, entropy_mode="gradient") if is_measured else request)
+
+        return through

@@ -122,6 +122,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "values_equal_the_plain_path",
         "gradients_equal_the_plain_path",
         "micro_batches_add_up",
+        "micro_batches_of_a_row_add_up",
         "a_pass_of_no_tokens_adds_nothing",
         "other_requests_equal_the_plain_path",
         "measured_entropies_have_no_gradient",

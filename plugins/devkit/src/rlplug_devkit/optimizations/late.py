@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlplug_devkit.claims import DOES_NOT_APPLY
-from rlplug_devkit.optimizations.base import OptimizationChecks
 from rlplug_devkit.optimizations.bench import OptimizationBench
+from rlplug_devkit.optimizations.passes import VALUES, PassChecks
 from rlplug_devkit.optimizations.ranks import PLAIN, PLAIN_AGAIN
 from rlplug_devkit.trainers.bench import assert_close
 
@@ -14,7 +14,7 @@ BFLOAT16_ERROR = 2.0
 """Largest error in bfloat16, as a multiple of the plain path's."""
 
 
-class LateChecks(OptimizationChecks):
+class LateChecks(PassChecks):
     """Checks that a single pass of a first model does not show."""
 
     def test_values_after_a_step_equal_the_plain_path(
@@ -27,6 +27,17 @@ class LateChecks(OptimizationChecks):
         advice = "Keep nothing of the weights from one pass to a later one."
         what = f"values of {model} after a step with {variant} on {mesh}"
         assert_close({"": found}, {"": expected}, self.gradient_tolerance, what, advice)
+
+    def test_two_models_do_not_share(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Policy, reference and critic live in one process, each with a copy of the optimization."""
+        found, plain = (bench.value(model, mesh, name, "beside") for name in (variant, PLAIN))
+        advice = "Keep what belongs to a model in self, not in the class, the module or a global table."
+        what = f"values of {model} on {mesh} with {variant}, beside a second model"
+        assert_close({"after": found["after"]}, {"after": found["before"]}, self.tolerance, what, advice)
+        assert_close({"other": found["other"]}, {"other": plain["other"]}, self.tolerance, what, advice)
+        second, unedited, again = (bench.value(model, mesh, name, "second") for name in (variant, PLAIN, PLAIN_AGAIN))
+        edited = [name for name in second if unedited.get(name) == again.get(name) != second[name]]
+        assert edited, f"{variant} edits the first model of the process, and no second one. {advice}"
 
     def test_long_rows_equal_the_plain_path(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
@@ -47,17 +58,6 @@ class LateChecks(OptimizationChecks):
             f"{errors[1]:.3g} without: compute sums, exponentials and logarithms in float32, and round as rarely as "
             "the plain path does."
         )
-
-    def test_two_models_do_not_share(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
-        """Policy, reference and critic live in one process, each with a copy of the optimization."""
-        found, plain = (bench.value(model, mesh, name, "beside") for name in (variant, PLAIN))
-        advice = "Keep what belongs to a model in self, not in the class, the module or a global table."
-        what = f"values of {model} on {mesh} with {variant}, beside a second model"
-        assert_close({"after": found["after"]}, {"after": found["before"]}, self.tolerance, what, advice)
-        assert_close({"other": found["other"]}, {"other": plain["other"]}, self.tolerance, what, advice)
-        second, unedited, again = (bench.value(model, mesh, name, "second") for name in (variant, PLAIN, PLAIN_AGAIN))
-        edited = [name for name in second if unedited.get(name) == again.get(name) != second[name]]
-        assert edited, f"{variant} edits the first model of the process, and no second one. {advice}"
 
     def test_a_reference_has_the_same_values(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
@@ -98,6 +98,30 @@ class LateChecks(OptimizationChecks):
             f"after a backward pass of {model} with {variant} tensors of its graph are kept, and with them "
             "activations: detach() what is kept."
         )
+
+    def test_micro_batches_of_a_row_add_up(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """A row each, of which one has a single token, which trains nothing."""
+        self._assert_gradients(bench, model, mesh, variant, "single")
+
+    def test_other_requests_equal_the_plain_path(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Logprobs under top-k and top-p, those of greedy sampling, and passes without entropies."""
+        found, expected = (bench.value(model, mesh, name, "requests") for name in (variant, PLAIN))
+        for request, values in expected.items():
+            what = f"{request}: {model} on {mesh} with {variant}"
+            advice = "Read all of a LogprobRequest, or leave the LM head alone."
+            pair = (dict(zip(VALUES, each, strict=True)) for each in (found[request], values))
+            assert_close(*pair, self.tolerance, what, advice)
+
+    def test_measured_entropies_have_no_gradient(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Most losses have no term of the entropy; the gradients of logprobs stay."""
+        refusal = bench.value(model, mesh, variant, "measured")
+        if isinstance(refusal, str):
+            pytest.skip(f"{DOES_NOT_APPLY}{variant} refuses it: {refusal}")
+        self._assert_gradients(bench, model, mesh, variant, "measured")
 
     def test_the_process_is_left_as_it_was(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
         """Nor the files of the model's folder, from which engines and later runs load."""
