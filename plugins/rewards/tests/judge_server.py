@@ -16,6 +16,10 @@ from rlplug_rewards.judges import Judge
 from rlplug_rewards.judges.endpoint import Endpoint
 from rlplug_rewards.requests.limits import RequestLimits
 
+from rlplug.interfaces import Reward
+from rlplug.rewards import RewardRunner
+from rlplug.types import RewardError, Sample
+
 
 def chat(text: Any, finish_reason: str = "stop", **fields: Any) -> bytes:
     """Return the body of a chat completion with one answer."""
@@ -153,6 +157,15 @@ def by_length(body: dict[str, Any]) -> Reply:
     """Score the message by its length, as a judge would that always answers alike."""
     score = 1.0 / (1 + len(said(body)))
     return Reply(chat(json.dumps({"reason": "its length", "score": score})))
+
+
+def verdicts(reward: Reward, *samples: Sample) -> list[float | RewardError]:
+    """Return what a run makes of samples: numbers and errors."""
+    return [sample.rewards[reward.name] for sample in RewardRunner([reward]).score(samples)]
+
+
+def verdict(text: str) -> Reply:
+    return Reply(chat(text))
 
 
 def make_judge(server: JudgeServer, template: Any, **options: Any) -> Judge:
