@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from broken_rewards import LEFT
-from broken_tasks import Guess
+from simple_environments import Guess
 
 from rlplug.interfaces import StepResult
 from rlplug.types import Prompt

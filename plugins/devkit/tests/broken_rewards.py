@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from broken_tasks import Fine, FineAndScaled
+from simple_rewards import Fine, FineAndScaled
 
 from rlplug.errors import ConfigError
 from rlplug.types import RewardError, Sample

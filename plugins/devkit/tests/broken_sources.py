@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broken_rewards import LEFT
-from broken_tasks import Rows
+from simple_sources import Rows
 
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import AllRows, PromptRow

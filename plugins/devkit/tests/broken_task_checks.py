@@ -5,16 +5,22 @@ from __future__ import annotations
 import broken_environments
 import broken_rewards
 import broken_sources
-import broken_tasks
 import careless_tasks
+import hasty_tasks
+import simple_environments
+import simple_rewards
+import simple_sources
 import unusual_tasks
-from broken_tasks import EnvironmentChecks, RewardChecks, SourceChecks
 from rlplug_devkit import make_prompt
+from simple_environments import EnvironmentChecks
+from simple_rewards import RewardChecks
+from simple_sources import SourceChecks
 from test_task_sabotage import CAUGHT_BY
 
 from rlplug.data.sources import PromptRow
 
 KITS = {"reward": RewardChecks, "environment": EnvironmentChecks, "source": SourceChecks}
+SIMPLE = {"reward": simple_rewards, "environment": simple_environments, "source": simple_sources}
 MORE = {"reward": broken_rewards, "environment": broken_environments, "source": broken_sources}
 DEADLINES = {"TakesTooLong": 0.05, "AnswersLate": 0.05, "ConnectsFirst": 0.05, "ClosesLate": 0.05}
 DEADLINES |= {"AwaitsForEver": 0.3, "BlocksItsLoop": 0.3, "WaitsForRows": 0.5, "WaitsAfterItsEnd": 2.0}
@@ -37,9 +43,8 @@ SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        part = next(
-            vars(module)[name] for module in (MORE[kind], careless_tasks, broken_tasks) if hasattr(module, name)
-        )
+        modules = (MORE[kind], careless_tasks, hasty_tasks, SIMPLE[kind])
+        part = next(vars(module)[name] for module in modules if hasattr(module, name))
         settings = {kind: part, "defaults": getattr(part, "DEFAULTS", {})}
         settings |= {"deadline_s": DEADLINES[name]} if name in DEADLINES else {}
         if name in EXPECTED or name in ("Fine", "Guess", "Rows"):
@@ -57,7 +62,7 @@ for kind, mistakes in CAUGHT_BY.items():
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)
 
 TestFineAndScaled = type(
-    "TestFineAndScaled", (RewardChecks,), {"reward": broken_tasks.FineAndScaled, "expected_scaled": lambda _: SCALED}
+    "TestFineAndScaled", (RewardChecks,), {"reward": simple_rewards.FineAndScaled, "expected_scaled": lambda _: SCALED}
 )
 for name, checks in unusual_tasks.CHECKS.items():
     globals()[f"Test{name}"] = type(f"Test{name}", (checks,), {})

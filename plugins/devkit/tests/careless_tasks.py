@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from broken_tasks import Fine, FineAndScaled, Guess, Rows
+from simple_environments import Guess
+from simple_rewards import Fine, FineAndScaled
+from simple_sources import Rows
 
 from rlplug.data.sources import PromptRow
 from rlplug.errors import ConfigError

@@ -12,7 +12,7 @@ from rlplug_devkit.kit import checks_of, marked
 
 CHECK = "test_notes_are_texts"
 EXCUSED = """
-from broken_tasks import Fine, RewardChecks
+from simple_rewards import Fine, RewardChecks
 
 
 class TestExcused(RewardChecks):

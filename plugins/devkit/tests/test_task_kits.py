@@ -125,7 +125,10 @@ class TestToolEnvironment(EnvironmentConformance):
     excused: ClassVar = {"test_the_task_decides_the_answers": "tools answer calls alike, whatever the task"}
 
     def make_environment(self) -> Environment:
-        return ToolEnvironment(["examples.calculator.tools.calculate"])
+        return ToolEnvironment(["examples.calculator.tools.calculate", "sample_tools.sleep"], time_limit_s=600.0)
+
+    def endless_turn(self) -> str:
+        return f"<tool_call>{json.dumps({'name': 'sleep', 'arguments': {'seconds': 500.0}})}</tool_call>"
 
     def turns(self) -> Sequence[str]:
         call = json.dumps({"name": "calculate", "arguments": {"expression": "2 + 2"}})

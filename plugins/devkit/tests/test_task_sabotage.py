@@ -19,6 +19,7 @@ import broken_environments
 import broken_rewards
 import broken_sources
 import careless_tasks
+import hasty_tasks
 import pytest
 import torch
 import unusual_tasks
@@ -81,7 +82,7 @@ CAUGHT_BY = {
 }
 """For each kind: its mistakes, and the checks that find each."""
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
-    CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind]
+    CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind] | hasty_tasks.CAUGHT_BY[kind]
 
 
 @pytest.fixture(scope="module")

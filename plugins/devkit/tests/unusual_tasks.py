@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from broken_tasks import EnvironmentChecks, Guess, RewardChecks, SourceChecks
 from rlplug_devkit import make_prompt
+from simple_environments import EnvironmentChecks, Guess
+from simple_rewards import RewardChecks
+from simple_sources import SourceChecks
 
 from rlplug.data.sources import AllRows, PromptRow, PromptSource
 from rlplug.errors import ConfigError

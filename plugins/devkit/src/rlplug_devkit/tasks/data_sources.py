@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -19,7 +20,7 @@ from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import TrainingPrompts
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, describe
-from rlplug.types import Prompt, Sample
+from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.models import make_tokenizer
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.rows import SourceRowChecks
@@ -216,10 +217,14 @@ class DataSourceConformance(SourceRowChecks):
 
 
 def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
-    """Return a sample of each prompt; those of every second have a reward."""
+    """Return a sample of each prompt; every second has a reward of 1, and every third none."""
     return [
         dataclasses.replace(
-            make_sample("made up"), prompt=prompt, group=index, reward=float(index % 2), rewards={"a": float(index % 2)}
+            make_sample("made up"),
+            prompt=prompt,
+            group=index,
+            reward=float(index % 2) if index % 3 else math.nan,
+            rewards={"a": float(index % 2) if index % 3 else RewardError("failed")},
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -167,7 +167,7 @@ class EnvironmentConformance(Plays):
     def test_another_process_has_the_same_answers(self) -> None:
         """A resumed run is another process, in which texts have other hashes and sets another order."""
         self._needs_repetition()
-        here, there = self._answered(), self._elsewhere("_answered")
+        here, (_, there) = self._answered(), self._of_another_process("_answered_later")
         assert here == there, (
             f"another process answered {there} instead of {here}: a resumed run would too. Sort sets, and call no "
             "hash() or id()."
@@ -177,6 +177,12 @@ class EnvironmentConformance(Plays):
         """Return what is answered to the turns after each prompt."""
         return [self._compared(self._play(prompt, self.turns())).told for prompt in self.prompts()]
 
+    def _answered_later(self) -> tuple[list[Any], list[Any]]:
+        """Return what is answered in trajectories at once, several of each prompt, and then one by one."""
+        with eager_threads():
+            first = [played.told for played in self._at_once(self.prompts(), self.turns())]
+        return first, self._answered()
+
     def test_trajectories_do_not_see_each_other(self) -> None:
         """Objects of a run are alive at the same time; what one keeps in its class, another overwrites."""
         self._needs_repetition()
@@ -185,6 +191,15 @@ class EnvironmentConformance(Plays):
         with self._guard().around("trajectories at once"), eager_threads():
             self._require_same(alone, self._in_turn(prompts, turns))
             self._require_same(alone, self._at_once(prompts, turns))
+
+    def test_first_trajectories_at_once_are_answered_alike(self) -> None:
+        """A run's first trajectories meet, in a process where nothing was called before."""
+        self._needs_repetition()
+        (first, _), alone = self._of_another_process("_answered_later"), self._answered()
+        assert first == alone * (len(first) // len(alone)), (
+            f"the first trajectories of a process, played at once, were answered {first[: len(alone)]} instead of "
+            f"{alone}: fill what objects share at import, or under a lock."
+        )
 
     def _in_turn(self, prompts: Sequence[Prompt], turns: Sequence[str]) -> list[Played]:
         """Play a turn of each trajectory after the other; one more is reset, stepped once and closed in between."""
@@ -255,8 +270,9 @@ class EnvironmentConformance(Plays):
     # ---- what it leaves behind ------------------------------------------------------------------------------------
 
     def test_trajectories_leave_nothing_behind(self) -> None:
-        """Also those that end before they are done."""
-        self._require_nothing_left("a trajectory", lambda: self._play(self.prompts()[0], self.turns()[:1]))
+        """Neither those that end before they are done."""
+        for turns in (self.turns()[:1], self.turns()):
+            self._require_nothing_left("a trajectory", functools.partial(self._play, self.prompts()[0], turns))
 
     def test_the_process_is_left_as_it_was(self) -> None:
         """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""

@@ -111,6 +111,7 @@ class Plays(RefusalChecks):
             environment, error = self._call("the constructor", self.make_environment)
         if environment is None:
             return Played(error=error or "make_environment returned nothing")
+        self._watch(environment)
         answers, malformed = [], ""
         error = self._reset(environment, prompt)
         for turn in turns if not error else ():

@@ -48,6 +48,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
     "A prompt's answer or metadata is not what the reward needs; the message names its uid.": (
         "prompts_without_a_needed_answer_are_refused",
         "prompts_that_cannot_be_scored_are_refused",
+        "answers_of_other_kinds_are_scored_or_refused",
     ),
     "Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.": (
         "samples_are_scored_without_exceptions",
@@ -56,8 +57,12 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "samples_have_different_rewards",
         "samples_have_the_expected_rewards",
         "any_text_gets_a_number_or_an_error",
+        "cut_samples_and_several_turns_are_scored",
     ),
-    "Calls run concurrently, in threads (or on an event loop when ``async``)": ("concurrent_calls_do_not_mix",),
+    "Calls run concurrently, in threads (or on an event loop when ``async``)": (
+        "concurrent_calls_do_not_mix",
+        "first_calls_at_once_score_alike",
+    ),
     "Return counts since the last call, such as requests or tokens": ("counts_are_numbers_since_the_last_call",),
 }
 ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
@@ -75,6 +80,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
         "turns_are_answered_without_exceptions",
         "calls_end_by_their_deadline",
         "trajectories_do_not_see_each_other",
+        "first_trajectories_at_once_are_answered_alike",
     ),
     "a resumed run makes a new object and repeats the same calls.": (
         "the_same_turns_have_the_same_answers",

@@ -102,6 +102,13 @@ class RewardCallChecks(Scores):
             what = f"with the answer {brief(prompt.answer)} and the metadata {brief(prompt.metadata)}"
             self._require_refused(self.make_reward(), prompt, what)
 
+    def _is_refused(self, reward: Reward, prompt: Prompt) -> bool:
+        try:
+            reward.check_prompts([prompt])
+        except ConfigError as error:
+            return prompt.uid in str(error)
+        return False
+
     def _require_refused(self, reward: Reward, prompt: Prompt, what: str) -> None:
         try:
             reward.check_prompts([prompt])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,6 +10,8 @@ from typing import ClassVar
 import pytest
 
 from rlplug.errors import brief
+from rlplug.interfaces.reward import Reward
+from rlplug.rewards.function import FunctionReward
 from rlplug.types import RewardError, Sample
 from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, eager_threads, same_random_generators
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
@@ -45,18 +48,28 @@ class RewardConformance(RewardScalingChecks):
     def test_another_process_scores_alike(self) -> None:
         """Each rank is a process, and so is the run that resumes: texts have other hashes there."""
         self._needs_repetition()
-        here, there = self._scored(), self._elsewhere("_scored_later")
+        here, (_, there) = self._scored(), self._of_another_process("_scored_later")
         assert same_values(here, there), (
             f"another process scored {there} instead of {here}: so would another rank, and a resumed run. Sort sets, "
             "call no hash() or id(), and let no order of calls decide."
         )
 
-    def _scored_later(self) -> Values:
-        """Return the values of the samples after those of other tasks, which came first here."""
-        samples = self.samples()
-        for others in (self._asked_otherwise(samples), self._with_other_answers(samples)):
-            self._score(self._ready(), others[::-1])
-        return self._scored()
+    def _scored_later(self) -> tuple[Values | str, Values]:
+        """Return the values of calls at once for other tasks, which came last here, and then those of the samples."""
+        first: Values | str
+        try:
+            first = self._at_once(self._ready(), self._asked_otherwise(self.samples()))
+        except pytest.fail.Exception as problem:
+            first = str(problem)
+        self._score(self._ready(), self._with_other_answers(self.samples())[::-1])
+        return first, self._scored()
+
+    def _at_once(self, reward: Reward, samples: Sequence[Sample]) -> Values:
+        """Return the values of many calls that meet: of each sample, or of the group, again and again."""
+        calls = [samples] if reward.compares_group else [[sample] for sample in samples]
+        with eager_threads():
+            found = self._values(reward, *calls * NUM_THREADS, make=interrupting)
+        return [value for values in found for value in values]
 
     def _asked_otherwise(self, samples: Sequence[Sample]) -> list[Sample]:
         return [with_answer(each, each.prompt.answer, f"And {each.prompt.text}") for each in samples]
@@ -102,12 +115,21 @@ class RewardConformance(RewardScalingChecks):
         reward, samples = self._ready(), self.samples()
         calls = [samples] if reward.compares_group else [[sample] for sample in samples]
         alone = [value for call in calls for value in self._values(reward, call)[0]]
-        with eager_threads():
-            found = self._values(reward, *calls * NUM_THREADS, make=interrupting)
-        together = [value for values in found for value in values]
+        together = self._at_once(reward, samples)
         assert same_values(together, alone * NUM_THREADS), (
             f"calls at the same time got {together[: len(alone)]}, and one after the other {alone}: keep what belongs "
             "to a call in local variables."
+        )
+
+    def test_first_calls_at_once_score_alike(self) -> None:
+        """A run's first calls meet, in a process where nothing was called before."""
+        self._needs_repetition()
+        first, _ = self._of_another_process("_scored_later")
+        (alone,) = self._values(self._ready(), self._asked_otherwise(self.samples()))
+        is_text = isinstance(first, str)
+        assert not is_text and same_values(first, alone * NUM_THREADS), (  # noqa: PT018 - one message
+            f"the first calls of a process, made at once, got {first if is_text else first[: len(alone)]} instead of "
+            f"{alone}: fill what calls read in notes, or under a lock."
         )
 
     def test_a_pickled_reward_scores_alike(self) -> None:
@@ -160,6 +182,30 @@ class RewardConformance(RewardScalingChecks):
             f"a prompt without answer and metadata: score {call.error}. Return a RewardError that names the field "
             "which the reward needs: a file of prompts may lack it. Or claim needs_answer."
         )
+
+    def test_answers_of_other_kinds_are_scored_or_refused(self) -> None:
+        """A file has numbers and lists beside texts. A plain function refuses nothing, and says which it takes."""
+        if isinstance(self.make_reward(), FunctionReward):
+            pytest.skip("does not apply: it is a plain function")
+        self._skip_after_failure()
+        sample = self.samples()[0]
+        for answer in (4, ["4"]):
+            made, reward = with_answer(sample, answer), self._ready()
+            if not self._is_refused(reward, made.prompt):
+                ((call,),) = self._score(reward, [made])
+                assert not call.error, (
+                    f"the answer {answer!r}: score {call.error}. Refuse it in check_prompts by the prompt's uid, or "
+                    "return a RewardError that says what the answer has to be."
+                )
+
+    def test_cut_samples_and_several_turns_are_scored(self) -> None:
+        """A limit of tokens cuts completions, and an environment answers between turns."""
+        self._skip_after_failure()
+        sample = self.samples()[0]
+        cut = dataclasses.replace(sample, finish_reason="length")
+        for what, made in (("cut", cut), ("of two turns", dataclasses.replace(cut, last_turn=sample.completion[-1:]))):
+            ((call,),) = self._score(self._ready(), [made])
+            assert not call.error, f"a sample that is {what}: score {call.error}. Score every sample of a run."
 
     # ---- what calls change, and leave behind ----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -136,6 +137,8 @@ class Scores(RefusalChecks):
             for place in range(max(map(len, parts))):
                 indices = [index for index, of_batch in enumerate(parts) if place < len(of_batch)]
                 copies = [[make(sample) for sample in parts[index][place]] for index in indices]
+                for sample in itertools.chain(*copies):
+                    self._watch(sample)
                 calls = self._calls([functools.partial(reward.score, samples) for samples in copies])
                 for index, call in zip(indices, calls, strict=True):
                     found[index].append(call)
