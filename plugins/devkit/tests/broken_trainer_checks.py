@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import broken_trainers
+import hasty_trainers
 from ranks import run_ranks
 from rlplug_devkit import TrainerConformance
 from rlplug_devkit.trainers.networks import NetworkChecks, RefusalChecks
@@ -44,7 +45,7 @@ class TestAverages(Sabotaged):
 
 
 class TestNoise(Sabotaged):
-    trainer = broken_trainers.DrawsNoise
+    trainer = hasty_trainers.KeepsItsDropout
 
 
 class TestMissingName(Sabotaged):

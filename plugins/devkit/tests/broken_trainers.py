@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import hasty_trainers
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
@@ -52,18 +53,6 @@ class AveragesOverTokens(TransformersTrainer):
 
         network = super().empty_network(config, key)
         network.register_forward_hook(average)
-        return network
-
-
-class DrawsNoise(TransformersTrainer):
-    """Adds noise to embeddings in training, as routers of some models do to theirs."""
-
-    def empty_network(self, config, key):
-        def noisy(embedding, inputs, output):
-            return output + 0.02 * torch.randn_like(output) if torch.is_grad_enabled() else output
-
-        network: Any = super().empty_network(config, key)
-        network.get_input_embeddings().register_forward_hook(noisy)
         return network
 
 
@@ -243,6 +232,10 @@ class RefusesReplicas(TransformersTrainer):
 
 
 class Careless(
+    hasty_trainers.KeepsBordersByLength,
+    hasty_trainers.CutsLongRows,
+    hasty_trainers.KeepsOutputs,
+    hasty_trainers.WritesBesideTheWeights,
     ReturnsACopyOfLogits,
     DrawsOtherWeights,
     ExportsTheTrunk,

@@ -53,11 +53,14 @@ _FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     signal: ("signal", "alarm"),
     asyncio: ("run", "new_event_loop", "get_event_loop"),
     ssl: ("_create_default_https_context", "create_default_context"),
+    torch.nn.Linear: ("forward",),
+    torch.nn.Embedding: ("forward",),
+    torch.nn.functional: ("linear", "embedding", "softmax", "cross_entropy", "scaled_dot_product_attention"),
 }
 SHARED_FUNCTIONS: Final = [
     (f"{module.__name__}.{name}", module, name) for module, names in _FUNCTIONS.items() for name in names
 ]
-"""Functions of Python's modules that the whole process calls, which some code replaces to confine what it evaluates."""
+"""Functions of Python's and torch's modules that the whole process calls, and that some code replaces."""
 LIMITS: Final = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
 """Loggers of libraries, whose level others have chosen where there is one."""
@@ -135,7 +138,7 @@ def process_state() -> dict[str, Any]:
         "loggers of the run": {name: _levels(logging.getLogger(name)) for name in LOGGERS},
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
         "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
-        "functions of Python's modules": {
+        "functions of modules": {
             text: id(getattr(module, name, None)) for text, module, name in SHARED_FUNCTIONS
         },
         "the longest integer as text": sys.get_int_max_str_digits(),

@@ -75,7 +75,7 @@ class TrainerBench:
         return {INDIVISIBLE.format(name): odd}
 
     def value(self, model: str, mesh: str, probe: str) -> Any:
-        """Return what a probe of ``ranks.py`` measured.
+        """Return what a probe of ``measured.py`` found.
 
         The check fails where the probe raised. It is skipped where the trainer claims the mesh's axes, and refuses
         this model on them.

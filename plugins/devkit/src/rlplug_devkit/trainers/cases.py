@@ -27,6 +27,8 @@ PADDING: Final = 40
 SAMPLING: Final = SamplingParams(temperature=0.8)
 LENGTHS: Final = [(3, 6), (2, 9), (5, 2), (1, 7), (4, 5), (1, 0), (2, 1), (6, 3)]
 """Tokens of prompt and completion of each row: 57 in all, so that an even number of ranks must fill the packed row."""
+LONG_LENGTHS: Final = [(3, 5), (1, 511)]
+"""The same of rows of which one is long."""
 CHANGED_ROW: Final = 2
 """Row that has other tokens in ``rows(is_changed=True)``."""
 LEARNING_RATE: Final = 0.01
@@ -41,7 +43,8 @@ SIZES: Final[dict[str, Any]] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 1024,
+    "attention_dropout": 0.1,
     "initializer_range": 0.2,
     "pad_token_id": PADDING,
     "bos_token_id": 2,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rlplug_devkit.trainers.networks import NetworkChecks, RefusalChecks
 from rlplug_devkit.trainers.passes import PassChecks
-from rlplug_devkit.trainers.weights import FolderChecks, SyncChecks
+from rlplug_devkit.trainers.weights import FolderChecks, ProcessChecks, SyncChecks
 
 
 # pytest runs the checks of base classes from the last to the first
-class TrainerConformance(FolderChecks, SyncChecks, PassChecks, NetworkChecks, RefusalChecks):
+class TrainerConformance(ProcessChecks, FolderChecks, SyncChecks, PassChecks, NetworkChecks, RefusalChecks):
     """All checks of a trainer, to subclass in a test module that returns the trainer from ``make_trainer``.
 
     Tiny models of each type in ``models`` are built, sharded and loaded as a run does it, in float32 on CPUs: by one

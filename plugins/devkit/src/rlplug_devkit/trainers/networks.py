@@ -15,7 +15,7 @@ from rlplug.setup.checks.trainer import check_trainer
 from rlplug.types import MeshSizes
 from rlplug_devkit.trainers.base import TrainerChecks
 from rlplug_devkit.trainers.bench import INDIVISIBLE, TrainerBench
-from rlplug_devkit.trainers.ranks import KEY, run_config
+from rlplug_devkit.trainers.measured import KEY, run_config
 
 ONE_RANK = MeshSizes(1, 1, 1, 1)
 

@@ -6,7 +6,8 @@ import pytest
 
 from rlplug_devkit.trainers.base import TrainerChecks
 from rlplug_devkit.trainers.bench import TrainerBench, assert_close
-from rlplug_devkit.trainers.cases import CHANGED_ROW, LENGTHS, MAX_NORM, rows
+from rlplug_devkit.trainers.cases import CHANGED_ROW, LENGTHS, LONG_LENGTHS, MAX_NORM, rows
+from rlplug_devkit.trainers.measured import NUM_PASSES
 
 SEQUENCES = (
     "The borders of the sequences are in cu_seq_lens_q, int32 [S + 1]: attention must be causal within each of them, "
@@ -21,9 +22,9 @@ REDUCED = (
 class PassChecks(TrainerChecks):
     """Checks of passes over packed rows, beside transformers' model on one sequence at a time."""
 
-    @pytest.mark.parametrize("packing", ["packed", "alone"])
+    @pytest.mark.parametrize("packing", ["packed", "backwards", "alone"])
     def test_logprobs_equal_transformers(self, bench: TrainerBench, model: str, mesh: str, packing: str) -> None:
-        """``packed`` has all sequences of a rank in one row, ``alone`` one sequence: a single token too."""
+        """``packed`` and ``backwards`` have all sequences of a rank in one row, ``alone`` one: a single token too."""
         found, expected = bench.value(model, mesh, "forward")[packing], bench.reference(model).logprobs
         difference = (found - expected).abs()
         row, token = divmod(int(difference.argmax()), difference.shape[1])
@@ -31,7 +32,7 @@ class PassChecks(TrainerChecks):
             f"logprobs of {model} on {mesh} are off by up to {difference.max():.3g} nats, at token {token} of row "
             f"{row} of lengths {[sum(lengths) for lengths in LENGTHS]}: compare weights (which a sync shows), rotary "
             "embeddings, epsilons of norms and the scale of attention with transformers' configuration. "
-            + (SEQUENCES if packing == "packed" else "This row has one sequence, so its borders are not the reason.")
+            + (SEQUENCES if packing != "alone" else "This row has one sequence, so its borders are not the reason.")
         )
 
     def test_sequences_do_not_see_each_other(self, bench: TrainerBench, model: str, mesh: str) -> None:
@@ -43,6 +44,21 @@ class PassChecks(TrainerChecks):
         assert not leaks, (
             f"other tokens in row {CHANGED_ROW} change the logprobs of rows {leaks}, by up to "
             f"{float(difference[others].max()):.3g} nats. {SEQUENCES}"
+        )
+
+    def test_long_rows_equal_transformers(self, bench: TrainerBench, model: str, mesh: str) -> None:
+        difference = (bench.value(model, mesh, "long") - bench.reference(model).long_logprobs).abs()
+        wrong = (difference > 10 * self.tolerance).any(dim=0).nonzero()  # angles of late positions round more
+        assert not len(wrong), (
+            f"logprobs of {model} on {mesh} in rows of {[sum(lengths) for lengths in LONG_LENGTHS]} tokens are off by "
+            f"up to {difference.max():.3g} nats, first at token {int(wrong[0])}: a packed row has any number of tokens."
+        )
+
+    def test_passes_leave_nothing_behind(self, bench: TrainerBench, model: str, mesh: str) -> None:
+        kept = bench.value(model, mesh, "kept")
+        assert kept < NUM_PASSES, (
+            f"{kept} more tensors of {model} on {mesh} are alive after {NUM_PASSES} passes than before: keep none of a "
+            "pass, or memory fills up."
         )
 
     def test_training_passes_repeat(self, bench: TrainerBench, model: str, mesh: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import pretrained
 from rlplug.models.loading import load_model
 from rlplug.weight_sync.hf_names import hf_views, hf_weights
-from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, loss_weights, rows
+from rlplug_devkit.trainers.cases import LEARNING_RATE, LENGTHS, LONG_LENGTHS, SAMPLING, loss_weights, rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Reference:
     """Weights of the folder's safetensors file, by name."""
     logprobs: Tensor
     """float32 [B, T], of :func:`~rlplug_devkit.trainers.cases.rows`"""
+    long_logprobs: Tensor
+    """The same of rows of :data:`~rlplug_devkit.trainers.cases.LONG_LENGTHS`."""
     gradients: dict[str, Tensor]
     """Gradients of the sum of weighted logprobs, by the weights' names in the file."""
 
@@ -47,6 +50,8 @@ def reference_of(folder: Path) -> Reference:
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = pretrained(AutoModelForCausalLM.from_pretrained, folder, **options)
     logprobs = reference_logprobs(model)
+    with torch.no_grad():
+        long_logprobs = reference_logprobs(model, LONG_LENGTHS)
     (loss_weights() * logprobs).sum().backward()  # type: ignore[no-untyped-call]
     of_parameters = hf_weights(model)
     gradients = {
@@ -56,12 +61,12 @@ def reference_of(folder: Path) -> Reference:
     }
     weights = load_file(folder / "model.safetensors")
     assert gradients.keys() == weights.keys()
-    return Reference(type(model).__name__, weights, logprobs.detach(), gradients)
+    return Reference(type(model).__name__, weights, logprobs.detach(), long_logprobs, gradients)
 
 
-def reference_logprobs(model: Any) -> Tensor:
+def reference_logprobs(model: Any, lengths: Sequence[tuple[int, int]] = LENGTHS) -> Tensor:
     """Return logprobs of the rows, float32 [B, T], 0 where nothing trains."""
-    batch = rows()
+    batch = rows(lengths=lengths)
     logprobs = torch.zeros(batch.input_ids.shape)
     for row, ids in enumerate(batch.input_ids):
         length = int(batch.attention_mask[row].sum())

@@ -17,7 +17,7 @@ from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug_devkit.trainers.base import TrainerChecks
 from rlplug_devkit.trainers.bench import TrainerBench, assert_close, assert_equal
 from rlplug_devkit.trainers.cases import LEARNING_RATE
-from rlplug_devkit.trainers.ranks import RANDOM_SEED
+from rlplug_devkit.trainers.measured import RANDOM_SEED
 from rlplug_devkit.trainers.reference import drawn_weights, reference_logprobs
 
 ADVICE = (
@@ -113,6 +113,18 @@ class FolderChecks(TrainerChecks):
         )
         what = f"weights of {model} on {mesh}, one step after a checkpoint and the same step resumed from it,"
         assert_equal(dict(steps["resumed"]), dict(steps["went on"]), what, advice)
+
+
+class ProcessChecks(TrainerChecks):
+    """The last check: what any call until then has changed."""
+
+    def test_the_process_is_left_as_it_was(self, bench: TrainerBench, model: str, mesh: str) -> None:
+        """Of each rank, and the model's folder, by no call of any check."""
+        changes = bench.value(model, mesh, "changes")
+        assert not changes, (
+            f"{'; '.join(changes)}. All plugins share the process, and others read the folder: pass options to the "
+            "calls that need them, and write into the folders that an export and a checkpoint are given."
+        )
 
 
 def assert_once(sent: list[tuple[str, Tensor]], what: str) -> None:
