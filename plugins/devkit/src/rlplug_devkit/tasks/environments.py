@@ -270,7 +270,7 @@ class EnvironmentConformance(Plays):
     # ---- what it leaves behind ------------------------------------------------------------------------------------
 
     def test_trajectories_leave_nothing_behind(self) -> None:
-        """Neither those that end before they are done."""
+        """Those that end before they are done, and whole ones."""
         for turns in (self.turns()[:1], self.turns()):
             self._require_nothing_left("a trajectory", functools.partial(self._play, self.prompts()[0], turns))
 
