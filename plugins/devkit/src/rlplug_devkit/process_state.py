@@ -55,7 +55,7 @@ _FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     ssl: ("_create_default_https_context", "create_default_context"),
     torch.nn.Linear: ("forward",),
     torch.nn.Embedding: ("forward",),
-    torch.nn.functional: ("linear", "embedding", "softmax", "cross_entropy", "scaled_dot_product_attention"),
+    torch.nn.functional: ("linear", "embedding", "softmax"),
 }
 SHARED_FUNCTIONS: Final = [
     (f"{module.__name__}.{name}", module, name) for module, names in _FUNCTIONS.items() for name in names
