@@ -35,14 +35,16 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
         ConfigError: The model has no readable configuration, transformers cannot build it, or packing would break it.
     """
     model = model_of(trainable_config(config, key), config.path, key, config.attn_implementation)
-    if (generation := read_generation_config(config.path)) is not None:
-        model.generation_config = generation
+    model.generation_config = read_generation_config(config.path) or model.generation_config
     return model.train()  # type: ignore[no-any-return]
 
 
 def model_of(model_config: Any, path: str, key: str, attn_implementation: str = attention.NAME) -> Any:
-    """Build the model of a configuration on the meta device, in float32."""
+    """Build the model of a configuration on the meta device, in float32; with its own attention if it has no choice."""
     make: Any = AutoModelForCausalLM.from_config
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), PreTrainedModel)
+    if attn_implementation == attention.NAME and not known._can_set_attn_implementation():
+        attn_implementation = "eager"  # which leaks, as the check at the start sees
     options = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     with torch.device("meta"):
         return read(path, key, "model", pretrained, make, model_config, **options)
@@ -50,13 +52,12 @@ def model_of(model_config: Any, path: str, key: str, attn_implementation: str = 
 
 def trainable_config(config: ModelConfig, key: str) -> Any:
     """Return a model's configuration without dropout, by which logprobs would not be those of the engine."""
-    model_config = read_config(config.path, key)
+    model_config = set_noise(read_config(config.path, key), 0.0)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
             f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: give the folder of the "
             "unquantised model."
         )
-    set_noise(model_config, 0.0)
     if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         if config.attn_implementation not in IMPLEMENTATIONS:
             raise ConfigError(

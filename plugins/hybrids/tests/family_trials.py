@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import torch
 from hybrid_models import enlarge
-from rlplug_hybrids import HybridTrainer
+from rlplug_hybrids import HybridTrainer, PaddedTrainer
 from rlplug_hybrids.layers import stateful_layers
 from safetensors.torch import load_file
 from torch import Tensor
@@ -32,7 +32,7 @@ LENGTHS: Final = (5, 11, 2, 7)
 ONE: Final = MeshSizes(1, 1, 1, 1)
 CLOSE: Final = 1e-5  # of logprobs; in gradients round-off adds up
 GRADIENTS: Final = 1e-4
-LARGEST: Final = 5_000_000  # parameters, so that a size that no pattern knows does not fill the memory
+LARGEST: Final = 8_000_000  # parameters, so that a size that no pattern knows does not fill the memory
 KEY: Final = "model.policy"
 Outcome = Literal["right", "refused", "wrong", "not built"]
 
@@ -70,9 +70,14 @@ def tried(config: Any, folder: Path) -> Trial:
         read.save_pretrained(folder)  # that of the whole, where the policy is the text model in it
     except Exception as error:  # noqa: BLE001 - transformers builds no such model
         return Trial("not built", _line(error))
-    own = ModelConfig(str(folder), dtype="float32")
-    trainer: TransformersTrainer = HybridTrainer() if stateful_layers(oracle) else TRANSFORMERS
-    name = type(trainer).__name__
+    first: TransformersTrainer = HybridTrainer() if stateful_layers(oracle) else TRANSFORMERS
+    trial = _trial(first, oracle, folder)
+    return trial if trial.outcome != "refused" else _trial(PaddedTrainer(), oracle, folder)
+
+
+def _trial(trainer: TransformersTrainer, oracle: Any, folder: Path) -> Trial:
+    """Try a policy with one trainer."""
+    own, name = ModelConfig(str(folder), dtype="float32"), type(trainer).__name__
     try:
         network = _started(trainer, own)
     except ConfigError as error:

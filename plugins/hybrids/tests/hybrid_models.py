@@ -174,9 +174,11 @@ def build(family: str, seed: int = 0) -> Any:
 
 
 def enlarge(model: Any) -> None:
-    """Draw larger weights than the family's own, so that a leak shows."""
+    """Draw larger weights than the family's own, so that a leak shows, and none that all are equal, as biases of 0."""
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "A_log" not in name:
+        if parameter.ndim == 1 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+        elif parameter.ndim > 1 and "A_log" not in name:
             torch.nn.init.normal_(parameter, std=0.5 / parameter.shape[-1] ** 0.5 if parameter.ndim == 2 else 0.2)
 
 

@@ -20,7 +20,8 @@ SIZES: Final = (
     (r"^(hidden_size|n_embd|d_model|embedding_size|emb_dim|hidden_dim|dim|lru_width|d_embed|word_embed_proj_dim)$", 32),
     (r"^(num_hidden_layers|num_layers|n_layers?|decoder_layers|encoder_layers|num_decoder_layers)$", 2),
     (r"(key_value_heads|kv_heads?|num_kv_heads)$|^multi_query_group_num$", 2),
-    (r"attention_heads$|^(n_heads?|num_heads|index_n_heads|n_heads)$", 4),
+    (r"^index_n_heads$", 16),  # no key's score is 0 of all, since equal scores would be chosen among by chance
+    (r"attention_heads$|^(n_heads?|num_heads)$", 4),
     (r"experts_per_tok|^(moe_)?top_?k(_experts)?$|^num_selected_experts$|^moe_top_?k$|moe_k$", 2),
     (r"^(num|n)_.*experts$|^num_experts$|^moe_num_experts$", 4),
     (r"shared_experts$", 1),
@@ -28,13 +29,13 @@ SIZES: Final = (
     (r"qk_rope_head_dim", 4),
     (r"head_dim$|^(d_kv|v_head_dim|qk_nope_head_dim|head_size|kv_channels|attention_head_dim)$", 8),
     (r"lora_rank$|(^|_)rank$|low_?rank", 16),
-    (r"window(_size)?$|attention_chunk_size", 5),
+    (r"window(_size)?$|attention_chunk_size|^index_topk$", 5),
     (r"chunk_size$|block_size$", 8),
     (r"(state_size|d_state)$", 16),
     (r"max_position_embeddings|^n_positions$|^n_ctx$|^max_sequence_length$|^max_seq_len$|^seq_length$", 256),
 )
 """Values of integer options, by the first pattern that is in the name."""
-COMPOSED: Final = ("text_config", "decoder", "decoder_config")
+COMPOSED: Final = ("text_config", "decoder", "decoder_config", "vision_config", "audio_config")
 CHANGES: Final[dict[str, tuple[Any, ...]]] = {
     "tie_word_embeddings": (True, False),
     "attention_bias": (True,),
@@ -55,6 +56,7 @@ CHANGES: Final[dict[str, tuple[Any, ...]]] = {
     "q_lora_rank": (None,),
     "num_hidden_layers": (5,),
     "hidden_act": ("gelu",),
+    "is_decoder": (True,),
 }
 """Options of which a variant has another value, where its configuration has the option."""
 LAYERS: Final[dict[str, Any]] = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

@@ -1,4 +1,4 @@
-"""``HybridTrainer``: trains the hybrid models of transformers on packed rows."""
+"""Trainers of what the default trainer refuses: hybrid models on packed rows, and other causal models on padded ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from torch import nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, ModelConfig, TrainerClaims
+from rlplug.models.attention import NAME
 from rlplug.models.loading import empty_model
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import adapters_of
 from rlplug_hybrids.borders import keep_apart
 from rlplug_hybrids.layers import kernels_of, read_weights, stateful_layers, takes_borders, without_kernels
+from rlplug_hybrids.rows import pad_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DISTRIBUTIONS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
 """Distributions of packages with kernels."""
+LEAKS = "leaks each packed sequence into the next"
+AHEAD = "is not causal, or mixes the rows of a batch"
+"""What a leak is between padded rows."""
 
 
 class HybridTrainer(TransformersTrainer):
@@ -54,6 +59,51 @@ class HybridTrainer(TransformersTrainer):
         ways = Counter(way_of(layer) for layer in layers.values())
         said = ", ".join(f"{count} {way}" for way, count in ways.items()) or "no layer has a state"
         return Effect(f"{loaded.description}; {said}")
+
+
+class PaddedTrainer(TransformersTrainer):
+    """Train models of transformers that cannot keep the sequences of a packed row apart, on padded rows.
+
+    The whole model gets a batch with one row for each sequence, padded to the longest, and computes it with its own
+    attention: ``sdpa`` where it has it, else ``eager``. So Mamba, biases of scores by position and sparse attention
+    need nothing of packing, and a step takes S x T tokens for N. A model that is not causal is refused at start.
+    """
+
+    claims = TrainerClaims(
+        axes=frozenset({"replicate"}),
+        critic=True,
+        attention=frozenset({NAME}),
+        lora=True,
+        conflicts={
+            "CompileBlocks": "padded rows have another shape in each pass",
+            "FlashAttention4": "PaddedTrainer uses the model's own attention",
+        },
+    )
+
+    def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
+        try:
+            with without_kernels(stateful_layers(empty_model(config, key)).values()):
+                _AheadTrainer().check(config, key, mesh)
+        except ConfigError as error:
+            problem, remedy, _ = str(error).partition(" Set model.trainer")
+            own, looks_ahead, _ = problem.partition(LEAKS)
+            problem = f"{own}{AHEAD}." if looks_ahead else problem
+            raise ConfigError(problem + (" Use another model." if remedy else "")) from error
+
+    def edit(self, network: PreTrainedModel) -> None:
+        pad_rows(network)
+
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        refuse_lost_adapters(network, stateful_layers(network))
+        loaded = super().load_weights(network, config, key)
+        return Effect(f"{loaded.description}; a padded row for each sequence")
+
+
+class _AheadTrainer(TransformersTrainer):
+    """Pads further, so that every sequence has tokens of others behind it, by which a check sees who looks ahead."""
+
+    def edit(self, network: PreTrainedModel) -> None:
+        pad_rows(network, ahead=8)
 
 
 def way_of(layer: nn.Module) -> str:
