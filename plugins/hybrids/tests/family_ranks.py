@@ -1,7 +1,8 @@
-"""One of the ranks that train tiny families: ``python family_ranks.py FOLDER``, started with torchrun's variables.
+"""One of the ranks that train tiny families, as torchrun starts it: ``python family_ranks.py FOLDER [PADDED ...]``.
 
 ``FOLDER`` has a folder of a model for each family. The first rank writes ``results.json`` there: by family, what is
-wrong with the gradients of all ranks, with checkpointing, and with those of adapters; empty where nothing is.
+wrong with the gradients of all ranks, with checkpointing, and with those of adapters; empty where nothing is. Those
+named are ``PaddedTrainer``'s.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 from family_trials import CLOSE, GRADIENTS, KEY, alone_logprobs, farthest, packed_logprobs, rows_for
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
-from rlplug_hybrids import HybridTrainer
+from rlplug_hybrids import HybridTrainer, PaddedTrainer
 from rlplug_hybrids.layers import read_weights, stateful_layers
 from rlplug_optims import GradientCheckpointing
 from transformers import AutoModelForCausalLM
@@ -28,6 +30,7 @@ from rlplug.models.build import build_policy
 from rlplug.models.loading import copy_part
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.packing_checks import check_loaded
+from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.weight_sync.hf_names import adapters_of
 
 
@@ -59,9 +62,9 @@ def full_gradients(policy: Any) -> dict[str, Any]:
     return {name: p.grad.full_tensor() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-def gradients_are_those_of_one(folder: Path, strategy: Any) -> str:
+def gradients_are_those_of_one(folder: Path, strategy: Any, trainer: TransformersTrainer) -> str:
     """Say what is wrong with gradients that ranks share, each of which had other rows, with checkpointing."""
-    trainer, config = HybridTrainer(), ModelConfig(str(folder), dtype="float32")
+    config = ModelConfig(str(folder), dtype="float32")
     policy, _ = build_policy(config, [GradientCheckpointing()], strategy, trainer)
     check_loaded(KEY, policy, strategy)
     rows, rank, size = rows_for(policy, 1), strategy.global_rank, strategy.world_size
@@ -76,9 +79,9 @@ def gradients_are_those_of_one(folder: Path, strategy: Any) -> str:
     return "" if off < GRADIENTS else f"gradients of {size} ranks differ by {off:.1e}"
 
 
-def adapters_are_merged_and_train(folder: Path, strategy: Any) -> str:
+def adapters_are_merged_and_train(folder: Path, strategy: Any, trainer: TransformersTrainer) -> str:
     """Say which adapter adds nothing, or something else than its update of the matrix."""
-    trainer, config = HybridTrainer(), ModelConfig(str(folder), dtype="float32")
+    config = ModelConfig(str(folder), dtype="float32")
     oracle = oracle_of(folder)
     lost = {f"{name}.{part}" for name, layer in stateful_layers(oracle).items() for part in read_weights(layer)}
     linear = {name for name, each in oracle.named_modules() if isinstance(each, torch.nn.Linear)}
@@ -108,14 +111,14 @@ def adapters_are_merged_and_train(folder: Path, strategy: Any) -> str:
     return f"the adapter of {without[0]} has no gradient" if without else ""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, padded: Sequence[str]) -> None:
     torch.set_num_threads(1)
     strategy, results = make_strategy(), {}
     for family in sorted(path for path in folder.iterdir() if path.is_dir()):
-        problems = []
+        problems, trainer = [], PaddedTrainer() if family.name in padded else HybridTrainer()
         for check in (gradients_are_those_of_one, adapters_are_merged_and_train):
             try:
-                problems.append(check(family, strategy))
+                problems.append(check(family, strategy, trainer))
             except Exception as error:  # noqa: BLE001 - the other families are tried too
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 problems.append(f"{check.__name__}: {type(error).__name__}: {error} at {where.filename}:{where.lineno}")
@@ -125,4 +128,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

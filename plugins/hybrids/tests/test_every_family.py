@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from family_trials import KEY, Trial, tried
+import torch
+from family_trials import KEY, LENGTHS, ONE, Trial, tried
+from rlplug_hybrids import PaddedTrainer
 from tiny_families import families, tiny, variants
 
-PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "whisper", "llama")
-"""Buffers of the whole model, options for each layer, noise that evaluation reads, no ``logits_to_keep``, and none."""
+from rlplug.errors import ConfigError
+from rlplug.interfaces import ModelConfig
+from rlplug.models.loading import to_empty_on
+
+PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "llama")
+"""Buffers of the whole model, options for each layer, noise that evaluation reads, and none."""
+PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32")
+"""Biases of scores, states in a model that drops the borders, no ``logits_to_keep``, chunks, and an indexer of keys."""
 
 
 def each() -> list[object]:
@@ -31,6 +40,42 @@ def test_a_model_type_trains_right_or_is_refused_at_start(family: str, tmp_path:
     except Exception as error:  # noqa: BLE001 - transformers refuses its own defaults
         pytest.skip(f"not built: {error}")
     checked(tried(config, tmp_path))
+
+
+@pytest.mark.parametrize("family", PADDED)
+def test_a_model_that_cannot_be_packed_trains_on_padded_rows(family: str, tmp_path: Path) -> None:
+    """Catches a refusal of what padded rows train, and rows that another one's tokens change."""
+    trial = tried(tiny(family), tmp_path)
+    assert (trial.outcome, trial.trainer) == ("right", "PaddedTrainer"), trial.reason
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("bert", "is not causal"), ("doge", "of it alone"), ("xlm", "is not causal")]
+)
+def test_padded_rows_of_a_model_that_reads_them_whole_are_refused(family: str, reason: str, tmp_path: Path) -> None:
+    """Catches encoders that each row alone shows as right, and a choice of keys that depends on the padding."""
+    tiny(family).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"^{KEY}\.path: \w+ .*{reason}.* Use another model\.$"):
+        PaddedTrainer().check(ModelConfig(str(tmp_path), dtype="float32"), KEY, ONE)
+
+
+def test_a_critic_has_the_states_of_each_row_alone(tmp_path: Path) -> None:
+    """Catches a trunk that gives a critic padded rows, since no output layer packs them."""
+    config = tiny("bloom")
+    config.save_pretrained(tmp_path)
+    own = ModelConfig(str(tmp_path), init="random", dtype="float32")
+    trainer = PaddedTrainer()
+    trunk: Any = trainer.empty_trunk(own, KEY)
+    to_empty_on(trunk, torch.device("cpu"))
+    trainer.load_weights(trunk, own, KEY)
+    rows = [torch.arange(3, 3 + length) for length in LENGTHS]
+    borders = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+    with torch.no_grad():
+        ids = torch.cat(rows)[None]
+        states = trunk(input_ids=ids, cu_seq_lens_q=borders, max_length_q=max(LENGTHS)).last_hidden_state[0]
+        alone = torch.cat([trunk(input_ids=row[None]).last_hidden_state[0] for row in rows])
+    assert states.std() > 0
+    torch.testing.assert_close(states, alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.nightly

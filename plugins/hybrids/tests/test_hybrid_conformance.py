@@ -9,7 +9,9 @@ from hybrid_models import config_of
 from ranks import run_ranks
 from rlplug_devkit import TrainerConformance
 from rlplug_devkit.trainers.cases import PADDING, VOCABULARY, meshes_of
-from rlplug_hybrids import HybridTrainer
+from rlplug_hybrids import HybridTrainer, PaddedTrainer
+
+from rlplug.models.transformers_trainer import TransformersTrainer
 
 
 class TestHybridTrainer(TrainerConformance):
@@ -18,7 +20,7 @@ class TestHybridTrainer(TrainerConformance):
     models = ("lfm2",)
     meshes = meshes_of(HybridTrainer.claims)[:1]  # of one rank
 
-    def make_trainer(self) -> HybridTrainer:
+    def make_trainer(self) -> TransformersTrainer:
         return HybridTrainer()
 
     def model_config(self, model: str) -> Any:
@@ -26,6 +28,15 @@ class TestHybridTrainer(TrainerConformance):
 
     def run_ranks(self, command: list[str], world_size: int) -> None:
         run_ranks(command, world_size)
+
+
+@pytest.mark.nightly
+class TestPaddedTrainer(TestHybridTrainer):
+    models = ("mamba2",)
+    meshes = meshes_of(PaddedTrainer.claims)
+
+    def make_trainer(self) -> PaddedTrainer:
+        return PaddedTrainer()
 
 
 @pytest.mark.nightly

@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 MORE = ("gemma4_text", "granite", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "smollm3", "starcoder2")
 """Beside those of ``hybrid_models.py``: options for each layer, scaled logits, windows, experts, biases."""
-TRIED = sorted({*FAMILIES.keys() - REFUSED.keys(), *MORE})
+PADDED = ("bloom", "llama4_text", "mamba2", "nemotron")
+"""Of ``PaddedTrainer``."""
+TRIED = sorted({*FAMILIES.keys() - REFUSED.keys(), *MORE, *PADDED})
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         model = AutoModelForCausalLM.from_config(tiny(family), dtype=torch.float32)
         enlarge(model)
         model.save_pretrained(folder / family)
-    run_ranks([str(Path(__file__).with_name("family_ranks.py")), str(folder)], 2, timeout=1800)
+    run_ranks([str(Path(__file__).with_name("family_ranks.py")), str(folder), *PADDED], 2, timeout=1800)
     found: dict[str, list[str]] = json.loads((folder / "results.json").read_text())
     return found
 

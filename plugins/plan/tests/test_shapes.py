@@ -44,6 +44,22 @@ def test_a_shape_has_the_parameters_of_its_model(shape) -> None:
     assert few.parameters == pytest.approx(shape.end_parameters + 2 * shape.block_parameters, rel=0.001)
 
 
+def test_layers_with_a_state_keep_no_keys_and_what_their_kernels_keep() -> None:
+    """Catches a hybrid whose layers all count as attention: four times the cache, a third of what delta nets keep.
+
+    Numbers are those of Qwen3-Next's widths, from the sizes of the tensors that flash-linear-attention saves.
+    """
+    config = AutoConfig.for_model(
+        "qwen3_next", **{"num_hidden_layers": 4, "num_experts": 4, "vocab_size": 64, "max_position_embeddings": 64}
+    )
+    assert config.layer_types == [*["linear_attention"] * 3, "full_attention"]
+    with torch.device("meta"):
+        shape = ModelShape.of(AutoModelForCausalLM.from_config(config))
+    assert shape.kv_elements == 2 * 2 * 256  # one layer, two heads of keys and of values
+    delta = 12288 + 16384 + 64 * 32 + 8192 + 4 * 32  # projections, convolved, chunks, outputs, decays
+    assert shape.mixing == (3 * delta + 2 * 4096 + 2 * 512) // 4
+
+
 @pytest.mark.parametrize(
     ("size", "path"),
     [

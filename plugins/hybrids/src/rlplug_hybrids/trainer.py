@@ -62,7 +62,7 @@ class HybridTrainer(TransformersTrainer):
 
 
 class PaddedTrainer(TransformersTrainer):
-    """Train models of transformers that cannot keep the sequences of a packed row apart, on padded rows.
+    """Train causal models of transformers that cannot be packed, on padded rows.
 
     The whole model gets a batch with one row for each sequence, padded to the longest, and computes it with its own
     attention: ``sdpa`` where it has it, else ``eager``. So Mamba, biases of scores by position and sparse attention

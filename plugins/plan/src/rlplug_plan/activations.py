@@ -26,13 +26,12 @@ BLOCKS_ON_DEVICE: Final = 2
 def block_elements(shape: ModelShape, traits: ActivationTraits) -> int:
     """Return the elements that one block keeps: inputs and outputs of norms, attention and the MLP."""
     hidden, (query, key, mlp) = shape.hidden, shape.widths
-    attention = 2 * query + 2 * key
     if traits.fused_pointwise or traits.fused_norms:
         # a norm keeps its input and its result; the MLP keeps gate, up projection and their product
         norms = 2 * hidden + 2 * hidden // shape.token_parts + (query + key if shape.has_qk_norms else 0)
-        return norms + attention + (3 if traits.fused_pointwise else 4) * mlp
+        return norms + shape.mixing + (3 if traits.fused_pointwise else 4) * mlp
     # a norm keeps a float32 copy, its cast and its result; the MLP keeps the activated gate besides
-    return 8 * hidden + (4 * (query + key) if shape.has_qk_norms else 0) + attention + 4 * mlp
+    return 8 * hidden + (4 * (query + key) if shape.has_qk_norms else 0) + shape.mixing + 4 * mlp
 
 
 def kept_elements(shape: ModelShape, traits: ActivationTraits) -> int:

@@ -10,6 +10,7 @@ from torch import nn
 
 from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 from rlplug.models.shape import Widths, widths_of
+from rlplug_plan.layer_kinds import keeps_keys, kinds_of, mixing_elements
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class ModelShape:
     """Vocabulary size V."""
     has_qk_norms: bool
     """Whether queries and keys are normalised, as in Qwen3."""
+    kv_blocks: int
+    """Blocks whose keys and values an engine keeps."""
+    mixing: int
+    """Elements of a token that a block keeps for attention, or for its state, on average."""
     token_parts: int = 1
     """Ranks of the tensor axis that split the tokens between blocks (sequence parallelism)."""
 
@@ -39,7 +44,7 @@ class ModelShape:
         """Return the shape of a transformers model, or of a critic around one; the meta device is enough."""
         inner: Any = pretrained_part(model)
         config = inner.config.get_text_config()
-        blocks = transformer_blocks(model)
+        blocks, widths = transformer_blocks(model), widths_of(config)
         inside = {id(parameter) for block in blocks for parameter in block.parameters()}
         return cls(
             parameters=_count(model.parameters()),
@@ -47,9 +52,11 @@ class ModelShape:
             end_parameters=max((p.numel() for p in model.parameters() if id(p) not in inside), default=0),
             num_blocks=len(blocks),
             hidden=config.hidden_size,
-            widths=widths_of(config),
+            widths=widths,
             vocab=config.vocab_size,
             has_qk_norms=any(name.rpartition(".")[2] == "q_norm" for name, _ in blocks[0].named_modules()),
+            kv_blocks=sum(map(keeps_keys, kinds_of(config))),
+            mixing=mixing_elements(config, widths),
         )
 
     def split(self, tensor_size: int, sequence_parallel: bool = False) -> ModelShape:
@@ -68,13 +75,14 @@ class ModelShape:
             block_parameters=block,
             end_parameters=self.end_parameters // parts,
             widths=Widths(*(width // tensor_size for width in self.widths)),
+            mixing=self.mixing // tensor_size,
             token_parts=parts,
         )
 
     @property
     def kv_elements(self) -> int:
-        """Elements of the keys and values of one token in all blocks."""
-        return 2 * self.num_blocks * self.widths.key
+        """Elements of the keys and values of one token in all blocks that attend."""
+        return 2 * self.kv_blocks * self.widths.key
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:
