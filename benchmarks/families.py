@@ -41,7 +41,8 @@ model is tried by its structure at the start of a run: no list decides.
   are equal; another neighbour changes nothing; the weights were loaded from files, and what engines and checkpoints
   get has the names and values of what transformers saves. Differences of logprobs count in the largest logprob, those
   of a parameter's gradient in its norm or in 1% of the model's.
-- **refused**: a run ends at its start, with that reason.
+- **refused**: a run ends at its start, with that reason. Each was tried with `PaddedTrainer` last. Encoders, such as
+  BERT, are not causal unless their configuration has `is_decoder`, so that a run has nothing to train of them.
 - **not built**: transformers builds no such policy from its configuration, or none that is tiny.
 
 Variants of a model type without a number were not tried.

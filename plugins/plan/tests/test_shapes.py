@@ -50,7 +50,7 @@ def test_layers_with_a_state_keep_no_keys_and_what_their_kernels_keep() -> None:
     Numbers are those of Qwen3-Next's widths, from the sizes of the tensors that flash-linear-attention saves.
     """
     config = AutoConfig.for_model(
-        "qwen3_next", **{"num_hidden_layers": 4, "num_experts": 4, "vocab_size": 64, "max_position_embeddings": 64}
+        "qwen3_next", num_hidden_layers=4, num_experts=4, vocab_size=64, max_position_embeddings=64
     )
     assert config.layer_types == [*["linear_attention"] * 3, "full_attention"]
     with torch.device("meta"):

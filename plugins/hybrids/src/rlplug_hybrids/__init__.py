@@ -1,4 +1,4 @@
-"""Training of hybrid models on packed rows: layers with a state keep the sequences of a row apart, or all rows are padded."""
+"""Training of models that no packed row suits as it is: layers with a state keep sequences apart, or rows are padded."""
 
 from __future__ import annotations
 

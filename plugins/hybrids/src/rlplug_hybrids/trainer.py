@@ -1,4 +1,4 @@
-"""Trainers of what the default trainer refuses: hybrid models on packed rows, and other causal models on padded ones."""
+"""Trainers of what the default trainer refuses: hybrids on packed rows, and other causal models on padded rows."""
 
 from __future__ import annotations
 
