@@ -1,4 +1,4 @@
-"""Training of models that no packed row suits as it is: layers with a state keep sequences apart, or rows are padded."""
+"""Training of models that a packed row does not suit: layers with a state keep sequences apart, or rows are padded."""
 
 from __future__ import annotations
 
