@@ -27,7 +27,7 @@ def kinds_of(config: Any) -> list[str]:
 def mixing_elements(config: Any, widths: Widths) -> int:
     """Return what a block keeps of a token to mix it with others, in elements of the pass's dtype, on average."""
     attention, state = 2 * widths.query + 2 * widths.key, state_elements(config)
-    of_kind = {"hybrid": attention + (state or 0), "conv": 5 * config.hidden_size, "moe": 0, "mlp": 0}
+    of_kind: dict[str, int] = {"hybrid": attention + (state or 0), "conv": 5 * config.hidden_size, "moe": 0, "mlp": 0}
     kinds = kinds_of(config)
     kept = [of_kind.get(kind, attention if keeps_keys(kind) or state is None else state) for kind in kinds]
     return sum(kept) // len(kept)
