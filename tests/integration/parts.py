@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Timer
 from rlplug_algos.grpo import GRPO
 
 from examples.hidden_digit.environment import HiddenDigit
@@ -199,3 +201,12 @@ class LacksMemoryToGenerate(HFRollout):
             raise torch.OutOfMemoryError(LACK)
         except torch.OutOfMemoryError as problem:
             raise RunError(f"the engine failed: {type(problem).__name__}") from problem
+
+
+class TimePassesInSecondStep(Callback):
+    """The second step of a run takes longer than any ``trainer.max_time`` of a test, by the clock of that option."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if pl_module.rollout_step == 1:
+            (timer,) = [each for each in trainer.callbacks if isinstance(each, Timer)]
+            timer.load_state_dict({"time_elapsed": {"train": 1e6}})

@@ -46,6 +46,12 @@ def _schedule(rows: Rows, run: Path) -> bool:
     return found == pytest.approx([LR * (0.5 + 0.125 * step) for step in range(len(found))])
 
 
+def _ended_early(rows: Rows, run: Path) -> bool:
+    """Return whether the run says that it ended after the second step of nine, and kept it."""
+    message = json.loads((run / "run.json").read_text())["message"]
+    return (run / "checkpoints" / "step-00000002").is_dir() and message.startswith("ended after step 2 of 9")
+
+
 FEATURES = {
     "lora": Feature(["--model.lora", "{rank: 2}"], lambda rows, run: (run / "adapter").is_dir()),
     "kl penalty": Feature(
@@ -109,10 +115,14 @@ FEATURES = {
             '{"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "rollout/restarts", '
             '"patience": 1}}',
         ],
-        lambda rows, run: (
-            (run / "checkpoints" / "step-00000002").is_dir()
-            and json.loads((run / "run.json").read_text())["message"].startswith("ended after step 2 of 9")
-        ),
+        _ended_early,
+    ),
+    "longest time": Feature(
+        [
+            *("--model.num_steps", "9", "--trainer.max_time", "00:01:00:00"),
+            *("--trainer.callbacks+", "parts.TimePassesInSecondStep"),
+        ],
+        _ended_early,
     ),
     "asynchronous": Feature(
         [
@@ -140,6 +150,10 @@ FEATURES = {
             '"mode": "max"}}',
         ],
         lambda rows, run: any((run / "best").iterdir()),
+    ),
+    "last policy": Feature(
+        ["--trainer.callbacks+", "lightning.pytorch.callbacks.ModelCheckpoint"],
+        lambda rows, run: [path.stem for path in (run / "best").iterdir()] == ["epoch=0-step=2"],
     ),
 }
 """Features by name: what switches each on, and what it promises."""
