@@ -35,6 +35,21 @@ def test_a_server_that_started_again_counts_from_zero():
     assert (found["preemptions"], found["prefix_cache_hits"]) == (3, 70 / 200)
 
 
+def test_tokens_that_a_server_generated_and_did_not_send_are_counted():
+    """Alone catches tokens of broken-off requests that are thrown away uncounted, or that are counted twice."""
+    server, stats = Server(), EngineStats(max_num_seqs=8, kv_cache_tokens=1000)
+    metrics = SchedulerMetrics(Backend(), [server], stats, lambda: True)
+    found = []
+    # 8 of 100 are lost; then 16 are on their way to a request that still runs, and come in the next count
+    for generated, received in ((1000, 0), (1100, 92), (1200, 84), (1250, 63), (1280, 0)):
+        server.answer = {"generated_tokens": generated}
+        asyncio.run(metrics.sample())
+        stats.received_tokens += received
+        found.append(stats.drain().get("lost_tokens"))
+    assert found == [None, 8, 16, 0, 17]
+    assert sum(found[1:]) == 280 - (92 + 84 + 63)
+
+
 def test_a_look_that_fails_is_not_the_last(monkeypatch):
     """Alone catches metrics that stop for the rest of a run after one answer that no client reads."""
     monkeypatch.setattr("rlplug_engines.servers.scheduler_metrics.SAMPLE_S", 0.01)

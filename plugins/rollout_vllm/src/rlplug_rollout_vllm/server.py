@@ -59,6 +59,7 @@ COUNTERS: Final = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prompt_tokens",
     "vllm:prefix_cache_hits_total": "cached_prompt_tokens",
+    "vllm:generation_tokens_total": "generated_tokens",
 }
 """Metrics that are added up over the copies of the model, and the fields of ``SchedulerState`` that they are."""
 RESET_TRIES: Final = 50

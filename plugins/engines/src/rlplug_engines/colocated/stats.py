@@ -36,6 +36,10 @@ class EngineStats:
     num_tokens: int = 0
     aborted: int = 0
     """Requests that were broken off; of each, servers lose the tokens that they had not sent."""
+    received_tokens: int = 0
+    """Tokens that servers sent, those of requests that still run too."""
+    generated_tokens: int = 0
+    """Tokens that servers generated, by their own counters; 0 where they have none."""
     seconds: float = 0.0
     kv_cache_use: float = 0.0
     """Largest share of the KV cache that was in use."""
@@ -58,6 +62,8 @@ class EngineStats:
     """Times that the scheduler was looked at while it had requests."""
     recent_use: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     """``kv_cache_use`` of the newest rollouts with enough observations, this one included."""
+    _unsent: int = 0
+    """Tokens that were received in this count and generated in the last one, below 0."""
     _at_slots: int = 0
     _at_cache: int = 0
     _at_prefill: int = 0
@@ -90,6 +96,9 @@ class EngineStats:
             "aborted": float(self.aborted),
             "tokens_per_s": self.num_tokens / max(self.seconds, 1e-9),
         }
+        if self.generated_tokens:  # what was on its way to a request that still runs is received in the next count
+            unsent = self._unsent + self.generated_tokens - self.received_tokens
+            metrics["lost_tokens"], self._unsent = float(max(0, unsent)), min(0, unsent)
         if self.observes_scheduler:
             metrics |= {
                 "prefix_cache_hits": self.cached_prompt_tokens / max(self.prompt_tokens, 1),
@@ -132,6 +141,7 @@ class EngineStats:
 
     def _reset(self) -> None:
         self.num_tokens = self.aborted = self.running = self.waiting = self.preemptions = self.fitted = 0
+        self.generated_tokens = self.received_tokens = 0
         self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
         self.observations = self._at_slots = self._at_cache = self._at_prefill = self._at_graphs = 0
         self.seconds = self.kv_cache_use = 0.0

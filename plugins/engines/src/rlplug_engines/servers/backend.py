@@ -91,6 +91,8 @@ class SchedulerState:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    """0 for a server that does not count them."""
 
 
 @dataclass(eq=False)

@@ -148,14 +148,17 @@ class ServerRequests:
         url, payload = f"{server.url}/{self._backend.generate_route}", self._backend.payload(pending)
         if pending.is_streamed:
             async for event in self._client.stream(url, payload):
-                with reading(server.url):
-                    self._backend.receive(pending, event)
-                self._note_answer(server)
+                self._read(server, pending, event)
         else:
             answer = await self._client.call("POST", url, payload, None)
-            with reading(server.url):
-                self._backend.receive(pending, answer)
-            self._note_answer(server)
+            self._read(server, pending, answer)
+
+    def _read(self, server: Server, pending: PendingRequest, answer: Any) -> None:
+        num_before = len(pending.token_ids)
+        with reading(server.url):
+            self._backend.receive(pending, answer)
+        self._stats.received_tokens += len(pending.token_ids) - num_before
+        self._note_answer(server)
 
     def _note_answer(self, server: Server) -> None:
         """Begin the deadlines of the server's requests anew: it works, and some may wait for others in it."""

@@ -16,7 +16,7 @@ from rlplug_engines.servers.server_checks import reading
 
 SAMPLE_S: Final = 0.5
 
-COUNTERS: Final = ("preemptions", "prompt_tokens", "cached_prompt_tokens")
+COUNTERS: Final = ("preemptions", "prompt_tokens", "cached_prompt_tokens", "generated_tokens")
 
 
 class SchedulerMetrics:
