@@ -153,7 +153,7 @@ FEATURES = {
     ),
     "last policy": Feature(
         ["--trainer.callbacks+", "lightning.pytorch.callbacks.ModelCheckpoint"],
-        lambda rows, run: [path.stem for path in (run / "best").iterdir()] == ["epoch=0-step=2"],
+        lambda rows, run: [path.stem for path in (run / "best").glob("epoch=0-step=2*.ckpt")] == ["epoch=0-step=2"],
     ),
 }
 """Features by name: what switches each on, and what it promises."""

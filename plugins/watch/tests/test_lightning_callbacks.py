@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,3 +66,30 @@ def test_a_metric_that_no_step_has_is_named_with_those_that_there_are(missing: s
     with pytest.raises(RunError, match=rf"step 1: EarlyStopping monitors '{missing}'.*There are loss, validate/x"):
         run_steps(EarlyStopping(missing), steps)
     assert run_steps(EarlyStopping(missing, strict=False), steps) == 1
+
+
+def test_what_was_saved_after_the_checkpoint_of_a_resume_is_set_aside(tmp_path: Path) -> None:
+    """Alone catches an abandoned policy that is shown as the best one, or one that was deleted and is still known."""
+    best = tmp_path / "best"
+    for step in (1, 3, 4):
+        (best / f"step={step}.ckpt").mkdir(parents=True)
+        torch.save({"rlplug": {"rollout_step": step}}, best / f"step={step}.ckpt" / "meta.pt")
+    (best / "abandoned-1").mkdir()
+    saver = ModelCheckpoint(monitor="reward/mean", mode="max", save_top_k=2)
+    saver.best_k_models = {str(best / f"step={step}.ckpt"): torch.tensor(float(step)) for step in (1, 2)}
+    config = SimpleNamespace(validation=ValidationConfig())
+    module = SimpleNamespace(
+        rollout_step=2, step=3, run_dir=tmp_path, config=config, plan=SimpleNamespace(total_steps=9)
+    )
+    served = LightningCallbacks([saver])
+    served.on_train_start(None, module)
+    trainer = FakeTrainer(is_global_zero=True, strategy=SimpleNamespace(broadcast=lambda value: value))
+    served.on_train_batch_end(trainer, module, None, None, 0)  # an interrupt took it back: nothing is moved
+    assert len([*best.iterdir()]) == 4
+
+    module.rollout_step, served.savers[saver] = 3, 2  # the saver looks at even steps
+    trainer.should_stop = False
+    served.on_train_batch_end(trainer, module, None, None, 0)
+    assert sorted(path.name for path in best.iterdir()) == ["abandoned-1", "abandoned-2", "step=1.ckpt"]
+    assert sorted(path.name for path in (best / "abandoned-2").iterdir()) == ["step=3.ckpt", "step=4.ckpt"]
+    assert list(saver.best_k_models) == [str(best / "step=1.ckpt")]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from rlplug.distributed.checkpoint import WRITE_ERRORS, write_failure
+from rlplug.distributed.checkpoints.files import OTHERS
+from rlplug.distributed.checkpoints.reader import READ_ERRORS
 from rlplug.errors import ConfigError, RunError, did_you_mean
 from rlplug.interfaces.observer import RunObserver, StepRecord
 
@@ -25,7 +29,7 @@ class LightningCallbacks(Callback, RunObserver):
     ``EarlyStopping`` looks after each step whose metrics have ``monitor``, which for ``validate/...`` are those with a
     validation. ``ModelCheckpoint`` does too, at multiples of ``every_n_train_steps`` where that is set, which counts RL
     steps; without ``monitor`` and ``every_n_train_steps`` it saves after the last step. What it saves can be resumed
-    with ``--ckpt_path``.
+    with ``--ckpt_path``. Of a resumed run, what was saved in its folder after the checkpoint is set aside.
 
     Lightning 2.6 has no public way to take its own turns from these callbacks or to give them others. This class uses
     ``_every_n_train_steps``, ``_every_n_epochs``, ``_monitor_candidates``, ``_save_topk_checkpoint`` and
@@ -48,6 +52,8 @@ class LightningCallbacks(Callback, RunObserver):
         for stopper in self.stoppers:
             stopper._check_on_train_epoch_end = False
         self._metrics: Mapping[str, float] = {}
+        self._resumed_after = 0
+        """Step of the checkpoint that the run resumes from, until its first step has ended."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         for callback in self.savers:
@@ -57,6 +63,7 @@ class LightningCallbacks(Callback, RunObserver):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Refuse to monitor a validation that never comes."""
         validation, last = pl_module.config.validation, pl_module.plan.total_steps
+        self._resumed_after = pl_module.rollout_step
         first = pl_module.rollout_step + (not validation.beside_training)
         is_due = any(validation.is_due(step) for step in range(first, last + 1))
         for saver in self.savers:
@@ -79,6 +86,8 @@ class LightningCallbacks(Callback, RunObserver):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if pl_module.rollout_step != pl_module.step:
             return  # an interrupt took the step back
+        if self._resumed_after and self.savers:
+            self._go_back(trainer, pl_module.run_dir / FOLDER)
         metrics = self._metrics
         for stopper in self.stoppers:
             if self._has_metric(stopper, metrics, pl_module.step, stopper.strict):
@@ -87,6 +96,16 @@ class LightningCallbacks(Callback, RunObserver):
             if self._is_due(saver, every_n_steps, trainer, metrics, pl_module.step):
                 with pl_module.timer.phase("checkpoint"):
                     self._save(saver, trainer, pl_module)
+
+    def _go_back(self, trainer: Trainer, folder: Path) -> None:
+        """Set aside what was saved after the checkpoint, and forget what later steps have replaced. Collective."""
+        if trainer.is_global_zero:
+            _set_aside_after(folder, self._resumed_after)
+        self._resumed_after = 0
+        for saver in self.savers:
+            gone = [path for path in saver.best_k_models if not Path(path).exists()]
+            for path in trainer.strategy.broadcast(gone):
+                del saver.best_k_models[path]
 
     def _look(self, stopper: EarlyStopping, trainer: Trainer, module: Any) -> None:
         """Let a stopper decide, and say when it ends the run."""
@@ -135,3 +154,23 @@ class LightningCallbacks(Callback, RunObserver):
                 f"{did_you_mean(name, metrics)} There are {', '.join(sorted(metrics))}."
             )
         return False
+
+
+def _set_aside_after(folder: Path, step: int) -> None:
+    """Move the checkpoints in a folder that are of later steps to ``abandoned-1`` in it, or the next number."""
+    later = [path.parent for path in folder.glob(f"*/{OTHERS}") if _step_of(path) > step]
+    if not later:
+        return
+    aside = next(path for number in itertools.count(1) if not (path := folder / f"abandoned-{number}").exists())
+    aside.mkdir()
+    for path in later:
+        path.rename(aside / path.name)
+    print(f"what ModelCheckpoint saved after step {step} is now in {aside}")
+
+
+def _step_of(path: Path) -> int:
+    """Return the RL step of a checkpoint; 0 where it cannot be read."""
+    try:
+        return int(torch.load(path, weights_only=True)["rlplug"]["rollout_step"])
+    except READ_ERRORS:
+        return 0
