@@ -100,7 +100,7 @@ class ForkedProcess:
         self._connection.sendall(json.dumps(job).encode() + b"\n")
         self._unread = b""
         self.returncode: int | None = None
-        self.pid = self._read(timeout=120)["pid"]  # the first one waits for the imports
+        self.pid = self._read(timeout=600)["pid"]  # the first one waits for the imports, longer on a busy machine
 
     def _read(self, timeout: float | None) -> dict[str, int]:
         """Return the next message; a server that has gone sends none."""

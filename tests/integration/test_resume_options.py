@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import ROOT, SMALL, Job, Runs
 from forked import ForkedProcess
 
-from rlplug.distributed.checkpoints.files import list_checkpoints
+from rlplug.distributed.checkpoints.files import OTHERS, list_checkpoints
 from rlplug.observability.metrics_log import read_metrics
 
 SAVER = "{class_path: ModelCheckpoint, init_args: {monitor: reward/mean, mode: max, filename: '{step}'}}"
@@ -83,24 +84,55 @@ def test_a_changed_learning_rate_takes_effect_and_lost_rows_come_back(runs: Runs
     assert [each["what"] for each in changes if each["effect"] == "noted"] == ["model.num_steps: 4 -> 6"]
 
 
-def test_other_data_and_another_algorithm_are_refused_in_one_table(runs: Runs) -> None:
-    """Alone catches a change that the comparison knows and a run does not ask it about."""
+TWELVE = (
+    "refused seed_everything: 0 -> 7",
+    "stops data.train.init_args.path: ",
+    "stops data answers: ",
+    "stops model.algorithm.class_path: rlplug_algos.GRPO -> rlplug_algos.RLOO",
+    "stops model.rewards.0.init_args.weight: 1.0 -> 2.0",
+    "stops model.optimizer.init_args.lr: 0.0005 -> 0.01",
+    "stops model.sampling.temperature: 1.0 -> 0.7",
+    "stops model.policy config.json: before -> ",
+    "stops code examples/quickstart/reward.py: before -> ",
+    "stops versions torch: before -> ",
+    "stops versions rlplug: before -> ",
+    "noted model.num_steps: 4 -> 5",
+)
+
+
+def test_twelve_changes_are_refused_in_one_table(runs: Runs) -> None:
+    """Alone catches a change that the comparison knows and a run does not ask it about.
+
+    Of what no option changes, the checkpoint's record is another one: files of the model and of code, versions.
+    """
     lines = (ROOT / "examples" / "quickstart" / "train.jsonl").read_text().splitlines(keepends=True)
     row = json.loads(lines[0])
     changed = runs.folder / "other" / "train.jsonl"
     changed.parent.mkdir()
     changed.write_text("".join([json.dumps(row | {"answer": row["answer"][::-1] + "0"}) + "\n", *lines[1:]]))
     options = ["--data.train.init_args.path", str(changed), "--model.algorithm", "RLOO", "--model.num_steps", "5"]
+    options += [
+        "--seed_everything",
+        "7",
+        "--model.sampling.temperature",
+        "0.7",
+        "--model.rewards.init_args.weight",
+        "2",
+    ]
+    options += ["--model.optimizer.init_args.lr", "1e-2"]
     run_dir = resume(runs, "other data", *options)
+    others = list_checkpoints(run_dir)[-1] / OTHERS
+    kept = torch.load(others, weights_only=True)
+    for section, name in (
+        *(("model.policy", "config.json"), ("code", "examples/quickstart/reward.py")),
+        *(("versions", "torch"), ("versions", "rlplug")),
+    ):
+        kept["provenance"][section][name] = "before"
+    torch.save(kept, others)
     before = {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"}
     message = runs.ended("other data", 2).message
-    for named in (
-        "stops data answers: ",
-        "stops model.algorithm.class_path: rlplug_algos.GRPO -> rlplug_algos.RLOO",
-        "noted model.num_steps: 4",
-    ):
-        assert named in message
-    assert "--run.allow_changes '[data, model.algorithm]'" in message
+    assert [each for each in TWELVE if each not in message] == [], message
+    assert "Undo it, or start a new run." in message
     assert {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"} == before
 
 
