@@ -25,7 +25,7 @@ DEADLINE_S: Final = 32.0
 """Longest time for one conversation: a little more than the core waits for it, whose message names the prompt."""
 PROGRAM: Final = Path(__file__).with_name("template_renderer.py")
 VARIABLES: Final = ("PATH", "HOME", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""Environment variables of the process: none that may hold a secret."""
+"""Environment variables of such a process: none that may hold a secret."""
 
 
 def bound(tokenizer: Any) -> Any:
@@ -102,10 +102,16 @@ class TemplateProcess:
 def _started() -> Any:
     from rlplug.distributed.child_process import ChildProcess
 
+    command, environment = program_command(PROGRAM)
+    pipe = subprocess.PIPE
+    return ChildProcess(command, stdin=pipe, stdout=pipe, env=environment)
+
+
+def program_command(program: Path) -> tuple[list[str], dict[str, str]]:
+    """Return command and environment of a program of this package that finds what the trainer finds."""
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(os.path.isabs, sys.path))
-    pipe = subprocess.PIPE
-    return ChildProcess([sys.executable, "-P", str(PROGRAM)], stdin=pipe, stdout=pipe, env=environment)
+    return [sys.executable, "-P", str(program)], environment
 
 
 @functools.cache

@@ -15,8 +15,10 @@ def rlplug_register_environments(registry: Registry) -> None:
 
 
 @hookimpl(wrapper=True)
-def rlplug_make_tokenizer() -> Generator[None, Any, Any]:
-    """Render the chat template of every policy within limits."""
+def rlplug_make_tokenizer(path: str) -> Generator[None, Any, Any]:
+    """Read the tokenizer of every policy, and render its chat template, within limits."""
     from rlplug_sandbox.chat_templates import bound
+    from rlplug_sandbox.tokenizer_files import require_bounded
 
+    require_bounded(path)
     return bound((yield))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug_sandbox.chat_templates import bound
+from rlplug_sandbox.tokenizer_files import require_bounded
 from transformers import AutoTokenizer
 
 from rlplug.errors import ConfigError, describe
@@ -54,6 +55,7 @@ class Conversations:
         with self._lock:
             if self._tokenizer is None:
                 try:
+                    require_bounded(self._path)
                     tokenizer: Any = pretrained(AutoTokenizer.from_pretrained, self._path)
                 except Exception as problem:  # noqa: BLE001 - files of wrong types raise anything
                     raise ConfigError(
