@@ -143,6 +143,20 @@ def _writers(tree: ast.AST) -> Iterator[str]:
             yield ast.unparse(call)
 
 
+def test_a_configuration_with_a_key_is_for_its_owner_wherever_it_is_written() -> None:
+    """Catches a new copy of a configuration that all users of a host may read, with a logger's key in clear."""
+    calls = []
+    for path in [*ROOT.glob("rlplug/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]:
+        text = path.read_text()
+        nodes = ast.walk(ast.parse(text)) if "write_file(" in text else iter(())
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            if getattr(call.func, "id", "") == "write_file" and "config" in ast.unparse(call.args[1]):
+                calls.append((path.name, ast.unparse(call)))
+    without = [name for name, call in calls if "has_key(" not in call]
+    assert without == ["writer.py"], "a checkpoint's folder is its owner's as a whole"
+    assert len(calls) >= 4
+
+
 def test_no_file_is_written_otherwise() -> None:
     """Catches a new writer that follows links: use ``write_file``, ``replaced`` or ``own_file``, or say why not."""
     found = {}

@@ -116,6 +116,7 @@ def test_plan_of_a_configuration() -> None:
     places = [Place(name, f"10.0.0.{name}") for name in "12334"]
     assert plan.wanted_ports(places) == [0, 0, 8000, 8001, 8000]
     assert plan.server_command(places[2], 8000) == ["serve", "10.0.0.3:8000", '{"a": 1}']
+    assert make_plan(config(), servers("serve docker/run --port {port} --model podman"), has_gpus=True)
     assert len(plan.key) == 64
     assert plan.key not in repr(plan)
 
@@ -128,6 +129,8 @@ def test_plan_of_a_configuration() -> None:
         ({"rollout": {"class_path": "x.A", "init_args": {"urls": ["u"], "api_key_env": "K"}}}, servers(), "both set"),
         ({}, servers("serve --port 1"), r"lacks \{port\}"),
         ({}, servers("serve 'x {port}"), "cannot be read: No closing quotation"),
+        ({}, servers("env A=1 docker run --gpus all vllm {port}"), "has docker run, .* start the servers yourself"),
+        ({}, servers("bash -c 'exec sudo podman --log-level=debug run vllm {port}'"), "has podman run"),
         ({}, servers(count=0), "launch.servers.count is 0"),
         ({}, servers(health="health"), "launch.servers.health is 'health'"),
     ],

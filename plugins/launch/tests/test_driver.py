@@ -128,6 +128,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint(cases: dict[str, Case])
     os.kill(seen["pid"], signal.SIGKILL)
     again = case.trainer(1)
     assert time.monotonic() - killed_at < 30
+    assert again["environment"]["A_KEY"] != seen["environment"]["A_KEY"]  # at a fixed port, URLs are the same
     assert not any(map(runs, [seen["rank"], *servers.values()]))
     assert again["arguments"][3:8] == ["fit", "--resume", str(case.run_folder), "--ckpt_path", "newest-whole"]
     (case.folder / "finish").touch()

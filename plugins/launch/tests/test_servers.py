@@ -39,6 +39,7 @@ def answering(answer: bytes) -> Iterator[str]:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
         (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 302 Found\r\nLocation: data:,\r\nContent-Length: 0\r\n\r\n", False),
         (b"\x00\x01 no HTTP\r\n", False),
         (b"", False),
     ],
@@ -54,21 +55,27 @@ def test_health_is_what_the_server_itself_answers(
         assert is_healthy(url) == expected
 
 
-def test_a_server_is_known_by_its_own_process_and_not_by_the_port(tmp_path: Path) -> None:
-    """Catches a neighbour, who took the port before the server bound it, being listed and handed the key."""
+@pytest.mark.parametrize("elsewhere", ["127.0.0.2", "::1", "::"])
+def test_a_server_is_known_by_its_own_process_at_its_address(tmp_path: Path, elsewhere: str) -> None:
+    """Catches a neighbour, who took the port before the server bound it, being listed and handed the key.
+
+    Also where the server does listen on that port, of another address: one whose command lacks ``{host}``.
+    """
     go, file = tmp_path / "go", tmp_path / "listens"
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         port = squatter.getsockname()[1]
         code = f"""
 import os, socket, time
+family = socket.AF_INET6 if ":" in {elsewhere!r} else socket.AF_INET
+other = socket.create_server(({elsewhere!r}, {port}), family=family)  # an IPv6 socket that is IPv6's alone
 open({str(tmp_path / "started")!r}, "w").write(str(os.getpid()))
 while not os.path.exists({str(go)!r}):
     time.sleep(0.05)
 with socket.create_server(("127.0.0.1", {port})):
     time.sleep(600)
 """
-        command = [sys.executable, "-m", listener.__name__, str(port), str(file), "token", sys.executable, "-c", code]
-        server = subprocess.Popen(command)
+        command = [sys.executable, "-m", listener.__name__, "127.0.0.1", str(port), str(file), "token"]
+        server = subprocess.Popen([*command, sys.executable, "-c", code])
         try:
             wait_for(tmp_path / "started")
             time.sleep(5 * listener.POLL_S)

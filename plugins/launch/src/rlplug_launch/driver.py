@@ -122,6 +122,7 @@ class Driver:
             Stopped: The run was told to stop.
         """
         self.state.attempt, self.state.status = attempt, "starting"
+        self.plan = self.plan.with_new_key()
         self._prepare(attempt)
         trainers, servers = self.tasks[: self.plan.num_nodes], self.tasks[self.plan.num_nodes :]
         self._servers = None

@@ -1,6 +1,6 @@
-"""Starts an engine server, and writes a token to a file once a process of the server listens on its port::
+"""Starts an engine server, and writes a token to a file once a process of the server listens at its address::
 
-    python -m rlplug_launch.listener PORT FILE TOKEN COMMAND...
+    python -m rlplug_launch.listener ADDRESS PORT FILE TOKEN COMMAND...
 
 A port is free until the server binds it, and on command lines that all users of a host may read: whoever takes it first
 answers the health check. This process becomes the server, and the one that looks ends when it has seen it listen.
@@ -23,11 +23,11 @@ POLL_S = 0.2
 
 def main() -> NoReturn:
     """Start to look, and become the server."""
-    port, file, token, *command = sys.argv[1:]
+    address, port, file, token, *command = sys.argv[1:]
     server = psutil.Process()
     if os.fork() == 0:
         if os.fork() == 0:  # no child of the server, which may wait for its own
-            write_when(lambda: listens(server.pid, int(port)), server.is_running, file, token)
+            write_when(lambda: listens(server.pid, address, int(port)), server.is_running, file, token)
         os._exit(0)
     os.wait()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlplug_engines.servers.server_list import FILE_VARIABLE, ListedServer, key_of_server
 
@@ -17,6 +18,8 @@ from rlplug.errors import ConfigError
 from rlplug.recording.run_folder import RUN_FOLDER_VARIABLE
 from rlplug_launch.config import LaunchConfig, ServersConfig
 from rlplug_launch.launcher import Place, TaskNeeds
+
+CONTAINER: Final = re.compile(r"(?:^|[\s/'\"])(docker|podman|nerdctl)\s(?:.*\s)?(run|exec|start|compose)\s")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class LaunchPlan:
     key_variable: str
     paths: tuple[str, ...] = ()
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    def with_new_key(self) -> LaunchPlan:
+        """Return the plan of another attempt: who takes a port of the one before knows none of its keys."""
+        return replace(self, key=secrets.token_hex(32))
 
     @property
     def num_servers(self) -> int:
@@ -150,6 +157,12 @@ def _check_servers(servers: ServersConfig, rollout: Any) -> None:
     if not servers.health.startswith("/"):
         raise ConfigError(f"launch.servers.health is {servers.health!r}: give a route, such as /health.")
     _words(servers.command)
+    if found := CONTAINER.search(servers.command):
+        raise ConfigError(
+            f"launch.servers.command has {found[1]} {found[2]}, whose server is no process of the command, so that the "
+            "launcher neither knows it from a stranger's nor ends it: run rlplug launch in the container, or start the "
+            "servers yourself and name them in rollout.urls."
+        )
     if "{port}" not in servers.command:
         raise ConfigError(
             "launch.servers.command lacks {port}: write where the server takes its port, as --port {port}."

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from rlplug.cli.configuration.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
-from rlplug.distributed.checkpoints.files import run_dir_of
+from rlplug.distributed.checkpoints.files import has_key, run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder, require_no_file, write_file
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import make_table, say, show
@@ -116,7 +116,8 @@ def _run_folder(config: dict[str, Any], checkpoint: str | None) -> Path:
 
 
 def _write(file: Path, config: dict[str, Any]) -> None:
-    write_file(file, yaml.safe_dump(config, sort_keys=False))
+    config_yaml = yaml.safe_dump(config, sort_keys=False)
+    write_file(file, config_yaml, has_key(config_yaml))
 
 
 def _with_launcher(arguments: list[str]) -> list[str]:

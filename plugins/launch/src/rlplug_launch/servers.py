@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlplug_engines.servers.server_list import ListedServer, write_server_list
 
@@ -37,8 +37,16 @@ LOST_STATE: Final = "lost"
 HEALTHY: Final = "healthy"
 SILENT: Final = "silent"
 """State of a server that was healthy, and did not answer its last health check."""
+HOST: Final = "have the command listen on {host}, as the launcher's user and in no container of its own"
 MOST_LOOKS: Final = 16
-_WITHOUT_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none, as the trainer's client."""
+
+
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 """Opens URLs of the cluster, which the proxy of ``http_proxy`` may not reach. The trainer's client asks none either."""
 
 
@@ -108,7 +116,7 @@ class Servers:
         file, token = self._listens_file(task), secrets.token_hex(16)
         remove(file)
         self._tokens[task.index] = token
-        command = [sys.executable, "-m", listener.__name__, str(task.port), str(file), token]
+        command = [sys.executable, "-m", listener.__name__, task.place.address, str(task.port), str(file), token]
         command += self._plan.server_command(task.place, task.port)
         environment = self._plan.server_environment(self._listing(task))
         task.running = self._launcher.start(task.index, command, environment, task.log, SERVER_GRACE_S)
@@ -150,14 +158,14 @@ class Servers:
             self._write_list()
         elif time.monotonic() > self._deadlines[task.index]:
             limit = f"launch.servers.start_deadline_s {self._config.start_deadline_s:g} s"
-            other = f" Another process answers on {task.row.address}, and gets no key." if answers else ""
+            other = f" No process of its command answers on {task.row.address}: {HOST}." if answers else ""
             raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.{other}\n{tail(task.log)}")
 
     def _listens_file(self, task: Task) -> Path:
         return self._list_file.with_name(f"{task.log.stem}.listens")
 
     def _listens(self, task: Task) -> bool:
-        """Return whether a process of the server listens on its port, which another may have taken before it."""
+        """Return whether a process of the server listens at its address, which another may have taken before it."""
         with contextlib.suppress(OSError, ValueError):
             return own_bytes(self._listens_file(task)) == self._tokens[task.index].encode()
         return False
@@ -255,7 +263,7 @@ class Servers:
 def is_healthy(url: str) -> bool:
     """Return whether a GET of ``url`` answers with 200."""
     try:
-        with _WITHOUT_PROXY.open(url, timeout=HEALTH_S) as answer:
+        with _OPENER.open(url, timeout=HEALTH_S) as answer:
             return bool(answer.status == 200)
     except (OSError, http.client.HTTPException, ValueError):
         return False

@@ -44,18 +44,22 @@ def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def listens(pid: int, port: int | None) -> bool:
-    """Return whether a process, or one below it, listens on a port of this host."""
+def listens(pid: int, address: str, port: int | None) -> bool:
+    """Return whether a process, or one below it, listens on a port of an address of this host.
+
+    One that listens on all addresses of the other family does not count: IPv4's may still be free, or somebody else's.
+    """
     try:
         process = psutil.Process(pid)
-        return any(_listens(each, port) for each in (process, *process.children(recursive=True)))
+        return any(_listens(each, address, port) for each in (process, *process.children(recursive=True)))
     except psutil.NoSuchProcess:
         return False
 
 
-def _listens(process: psutil.Process, port: int | None) -> bool:
+def _listens(process: psutil.Process, address: str, port: int | None) -> bool:
+    own = (address, "::" if ":" in address else "0.0.0.0", f"::ffff:{address}")
     try:
         found = process.net_connections("tcp")
     except psutil.Error:  # it has ended, or is another user's
         return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.laddr.ip in own for each in found)

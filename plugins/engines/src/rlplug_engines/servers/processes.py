@@ -138,12 +138,12 @@ class ServerProcesses:
             time.sleep(0.1)
 
     def listens(self, url: str) -> bool:
-        """Return whether a process of the server listens on its port, and not one of somebody else.
+        """Return whether a process of the server listens at its address, and not one of somebody else.
 
         Ports are on command lines, which all users of a host may read, and are free until the server binds its own.
         """
         pid = next(server.supervisor.pid for server in self._servers if server.url == url)
-        return listens(pid, urlsplit(url).port)
+        return listens(pid, LOOPBACK, urlsplit(url).port)
 
     def logs(self) -> str:
         """Return the paths of the logs."""

@@ -18,7 +18,7 @@ from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
-from rlplug.distributed.checkpoints.files import CONFIG
+from rlplug.distributed.checkpoints.files import CONFIG, has_key
 from rlplug.distributed.durable_files import new_numbered_folder, require_no_file, write_file
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.errors import ConfigError, shorten
@@ -157,7 +157,7 @@ def eval_command(arguments: list[str]) -> int:
     placement_of(str(cli.trainer_options.accelerator))
     require_no_file(options.out, "--out")
     path = new_numbered_folder(options.out)
-    write_file(path / CONFIG, cli.config_yaml)
+    write_file(path / CONFIG, cli.config_yaml, has_key(cli.config_yaml))
     return _evaluate(cli, sources, EvalFolder(path, record))
 
 
