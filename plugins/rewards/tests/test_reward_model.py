@@ -150,6 +150,17 @@ def test_pickles_and_code_of_a_model_are_not_run(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_tokenizer_that_grows_texts_without_bound_is_refused(folder, tmp_path):
+    """Catches a tokenizer that is read without limits: the hook of a run's own tokenizers does not see this one."""
+    shutil.copytree(folder, tmp_path / "grows")
+    file = tmp_path / "grows" / "tokenizer.json"
+    step = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
+    grown = {"normalizer": {"type": "Sequence", "normalizers": [step] * 20}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | grown))
+    with pytest.raises(ConfigError, match=r"it may make a text 1.05e\+06 times as long"):
+        reward_of(tmp_path / "grows").notes()
+
+
 def test_missing_weights_are_no_random_scores(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "headless")
     network = AutoModelForSequenceClassification.from_pretrained(folder)

@@ -42,7 +42,7 @@ MOST_LOOKS: Final = 16
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow none, as the trainer's client."""
 
 
