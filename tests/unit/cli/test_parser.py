@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,15 @@ def test_a_list_has_nothing_of_the_one_that_it_replaces(tmp_path: Path) -> None:
         assert cli.config.fit.model.rewards[0].init_args.weight == 1.0
     cli = read_command(ConfiguredCLI, [*line, "--model.rewards+", "MathVerify"])
     assert [each.init_args.weight for each in cli.config.fit.model.rewards] == [0.3, 1.0]
+
+
+def test_modules_of_the_current_folder_come_after_all_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a command that imports a stranger's file, in the folder where it is called, for a library's."""
+    monkeypatch.setattr(sys, "path", libraries := [*sys.path])
+    former = [*libraries]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        read_command(ConfiguredCLI, ["fit", "-c", "nowhere.yaml"])
+    assert sys.path == [*former, str(tmp_path)]
