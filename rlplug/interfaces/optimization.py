@@ -37,13 +37,13 @@ class Optimization(ABC):
     device: modules can be replaced and methods wrapped, but values can be neither read nor set.
 
     Attributes:
-        applies_to: Models that it can change. A reference policy runs forward only.
+        applies_to: Models that it changes, an instance perhaps fewer. A reference policy runs forward only.
         conflicts: Class names of optimisations that this one excludes, each with the reason; one of the two must name
             the other.
         only_if_needed: Whether a GPU run leaves it out when the memory plan fits without it.
     """
 
-    applies_to: ClassVar[tuple[Network, ...]] = ("policy", "reference", "critic")
+    applies_to: tuple[Network, ...] = ("policy", "reference", "critic")
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     only_if_needed: bool = False
 

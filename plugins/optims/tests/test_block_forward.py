@@ -203,6 +203,8 @@ def test_a_model_without_blocks_is_not_changed(name):
         (lambda: SelectiveCheckpointing(save=[]), "use GradientCheckpointing"),
         (lambda: SelectiveCheckpointing(save=["norms"]), "matrix_products, attention"),
         (lambda: ActivationOffload(min_mib=-1), "min_mib is -1"),
+        (lambda: GradientCheckpointing(networks=["reference"]), r"networks is \['reference'\]: .* of policy, critic"),
+        (lambda: CompileBlocks(networks=[]), "give one or more of policy, reference, critic"),
         (lambda: ActivationOffload().before_shard(tiny_model()), "no GPU"),
     ],
 )

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
+from memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts, on
 from rlplug_optims import ActivationOffload, CompileBlocks, FusedLogprobs, GradientCheckpointing
 from rlplug_plan.decisions import decide, shortfall
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.plan import MemoryPlan
+from rlplug_plan.remedies import find_remedies
 from rlplug_plan.run_inputs import optimizer_state_bytes, traits_of
 from rlplug_plan.table import memory_notes, memory_rows
 
@@ -65,6 +66,17 @@ def test_an_engine_that_cannot_sleep_stays_awake() -> None:
     assert not decisions.plan.facts.sleeps
     assert not decisions.why
     assert not decide(FAST, "auto", run_with()).plan.facts.sleeps
+
+
+def test_an_optimization_of_the_critic_alone_saves_nothing_of_the_policy_s() -> None:
+    """Catches an option that edits one model, and a plan that counts it for both."""
+    chosen = [GradientCheckpointing(networks=["critic"]), ActivationOffload(networks=["policy"])]
+    policy, critic = (traits_of(name, chosen) for name in ("policy", "critic"))
+    assert (policy.recompute, policy.activations_on_host) == ("nothing", True)
+    assert (critic.recompute, critic.activations_on_host) == ("all", False)
+    facts = make_facts(traits=EAGER, critic=ModelInputs(LLAMA, replace(EAGER, recompute="all"), 8.0))
+    others = [setting.name for each in find_remedies(on(80, facts)) for setting in each.settings]
+    assert "selective" not in others  # of all models, beside checkpointing of one
 
 
 def test_an_optional_optimization_that_is_not_needed_is_left_out() -> None:

@@ -23,13 +23,14 @@ from rlplug.setup.inputs import RunInputs
 def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
     """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
 
-    Args:
-        engine_is_here: False for a run that is planned for another machine, whose engine may sleep or take FP8 where
-            this one's cannot.
+    Without ``engine_is_here`` the run is planned for another machine, whose engine may sleep or take FP8.
     """
     check_engine(config, plugins().registry.each("rollouts"), engine_is_here)
     config.engine.check(inputs.spec)
-    check_optimizations(config.optimizations)
+    has_reference = config.algorithm.needs.reference_policy and not config.reference_is_policy
+    has_critic = config.critic is not None and not config.critic.share_trunk
+    networks = {"policy", *["reference"] * has_reference, *["critic"] * has_critic}
+    check_optimizations(config.optimizations, networks)
 
 
 def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int, max_new_tokens: int) -> None:

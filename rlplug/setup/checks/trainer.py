@@ -6,7 +6,7 @@ Each raises a ``ConfigError`` that names the key, the reason and the fix.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
 import torch
@@ -127,15 +127,21 @@ def _refusal(key: str, error: Exception) -> ConfigError:
     return ConfigError(f"{key} refuses its options: {' '.join(str(error).split())[:300]}. Correct them.")
 
 
-def check_optimizations(optimizations: Sequence[Optimization]) -> None:
-    """Refuse an optimization that is enabled twice, and a pair that does not go together."""
-    classes = [type(optimization) for optimization in optimizations]
-    for first, second in itertools.combinations(classes, 2):
-        if first is second:
-            raise ConfigError(f"model.optimizations has {first.__name__} twice: remove one.")
-        reason = first.conflicts.get(second.__name__) or second.conflicts.get(first.__name__)
-        if reason is not None:
+def check_optimizations(optimizations: Sequence[Optimization], networks: Set[str]) -> None:
+    """Refuse an optimization of none of the run's ``networks``, and two that one of them cannot have together."""
+    for each in optimizations:
+        if not networks & {*each.applies_to}:
             raise ConfigError(
-                f"model.optimizations has {first.__name__} and {second.__name__}, which do not go together: {reason}. "
-                "Remove one of the two."
+                f"model.optimizations has {type(each).__name__} for no model that the run has: remove it."
+            )
+    for first, second in itertools.combinations(optimizations, 2):
+        names = (type(first).__name__, type(second).__name__)
+        reason = first.conflicts.get(names[1]) or second.conflicts.get(names[0])
+        shares = {*first.applies_to} & {*second.applies_to}
+        if shares and type(first) is type(second):
+            raise ConfigError(f"model.optimizations has {names[0]} twice: remove one.")
+        if shares and reason is not None:
+            raise ConfigError(
+                f"model.optimizations has {names[0]} and {names[1]}, which do not go together: {reason}. Remove one of "
+                "the two."
             )

@@ -197,22 +197,38 @@ class Jealous(Plain):
     conflicts = {"Fast": "both do the same"}  # noqa: RUF012
 
 
+def only(network, optimization):
+    optimization.applies_to = (network,)
+    return optimization
+
+
+POLICY, BOTH = {"policy"}, {"policy", "critic"}
+
+
 def test_optimizations_that_go_together():
-    check_optimizations([])
-    check_optimizations([Plain(), Fast()])
-    check_optimizations([Jealous(), Plain()])
+    check_optimizations([], POLICY)
+    check_optimizations([Plain(), Fast()], POLICY)
+    check_optimizations([Jealous(), Plain()], POLICY)
+    check_optimizations([only("policy", Fast()), only("critic", Jealous())], BOTH)
+
+
+def test_an_optimization_of_no_model_is_refused():
+    """Catches one for the critic alone that would do nothing, without a word, where the critic has no trunk."""
+    with pytest.raises(ConfigError, match="has Fast for no model that the run has: remove it"):
+        check_optimizations([Plain(), only("critic", Fast())], POLICY)
 
 
 def test_an_optimization_is_enabled_once():
     with pytest.raises(ConfigError, match="has Fast twice"):
-        check_optimizations([Fast(), Plain(), Fast()])
+        check_optimizations([Fast(), Plain(), Fast()], POLICY)
+    check_optimizations([only("policy", Fast()), only("critic", Fast())], BOTH)
 
 
 @pytest.mark.parametrize("pair", [[Fast, Jealous], [Jealous, Fast]])
 def test_a_conflict_names_both_and_the_reason(pair):
     """Whichever of the two declares it, and whichever is listed first."""
     with pytest.raises(ConfigError, match="both do the same") as refused:
-        check_optimizations([Plain(), *(optimization() for optimization in pair)])
+        check_optimizations([Plain(), *(optimization() for optimization in pair)], POLICY)
     assert f"{pair[0].__name__} and {pair[1].__name__}" in str(refused.value)
 
 

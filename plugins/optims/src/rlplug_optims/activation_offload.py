@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug.interfaces.optimization import Network
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.host_stash import HostStash
+from rlplug_optims.networks import chosen_networks
 
 
 class ActivationOffload(Optimization):
@@ -32,15 +34,19 @@ class ActivationOffload(Optimization):
     Args:
         min_mib: Smallest tensor to move, in MiB; smaller ones stay on the GPU.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
+        networks: Models to change, such as ``[critic]``; by default all.
     """
 
-    applies_to = ("policy", "critic")
+    applies_to: tuple[Network, ...] = ("policy", "critic")
 
-    def __init__(self, min_mib: float = 1.0, only_if_needed: bool = False) -> None:
+    def __init__(
+        self, min_mib: float = 1.0, only_if_needed: bool = False, networks: list[Network] | None = None
+    ) -> None:
         if min_mib < 0:
             raise ConfigError(f"ActivationOffload.min_mib is {min_mib}: give 0 or more.")
         self.min_bytes = int(min_mib * 2**20)
         self.only_if_needed = only_if_needed
+        self.applies_to = chosen_networks(self, networks)
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:

@@ -11,8 +11,10 @@ from torch import nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug.interfaces.optimization import Network
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.compiler import let_lengths_vary, stop_when_not_compiled
+from rlplug_optims.networks import chosen_networks
 
 
 class CompileBlocks(Optimization):
@@ -35,6 +37,7 @@ class CompileBlocks(Optimization):
             uses CUDA graphs, because the parameters that FSDP2 gathers are not always at the same address.
         backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
             compiler's or the model's.
+        networks: Models to change, such as ``[policy, reference]``; by default all.
     """
 
     conflicts: ClassVar[Mapping[str, str]] = {
@@ -47,10 +50,12 @@ class CompileBlocks(Optimization):
         dynamic: bool = True,
         mode: Literal["default", "max-autotune-no-cudagraphs"] = "default",
         backend: str = "inductor",
+        networks: list[Network] | None = None,
     ) -> None:
         self.dynamic = dynamic
         self.mode = mode
         self.backend = backend
+        self.applies_to = chosen_networks(self, networks)
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:

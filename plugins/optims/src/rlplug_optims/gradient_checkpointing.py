@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug.interfaces.optimization import Network
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
+from rlplug_optims.networks import chosen_networks
 
 
 class GradientCheckpointing(Optimization):
@@ -30,16 +32,20 @@ class GradientCheckpointing(Optimization):
     Args:
         every_n_blocks: Recompute every n-th block: 2 keeps the activations of half of them.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
+        networks: Models to change, such as ``[critic]``; by default all.
     """
 
-    applies_to = ("policy", "critic")
+    applies_to: tuple[Network, ...] = ("policy", "critic")
     conflicts: ClassVar[Mapping[str, str]] = {"SelectiveCheckpointing": "both decide what the same blocks recompute"}
 
-    def __init__(self, every_n_blocks: int = 1, only_if_needed: bool = False) -> None:
+    def __init__(
+        self, every_n_blocks: int = 1, only_if_needed: bool = False, networks: list[Network] | None = None
+    ) -> None:
         if every_n_blocks < 1:
             raise ConfigError(f"GradientCheckpointing.every_n_blocks is {every_n_blocks}: give 1 for every block.")
         self.every_n_blocks = every_n_blocks
         self.only_if_needed = only_if_needed
+        self.applies_to = chosen_networks(self, networks)
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:

@@ -16,9 +16,11 @@ import rlplug_optims.shared_prefixes.tree_attention as tree_attention
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug.interfaces.optimization import Network
 from rlplug_optims import flash_attention
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
+from rlplug_optims.networks import chosen_networks
 
 Kind: TypeAlias = Literal["matrix_products", "attention"]
 
@@ -53,14 +55,17 @@ class SelectiveCheckpointing(Optimization):
     Args:
         save: Results to keep: those of ``matrix_products``, of ``attention``, or both.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
+        networks: Models to change, such as ``[critic]``; by default all.
     """
 
-    applies_to = ("policy", "critic")
+    applies_to: tuple[Network, ...] = ("policy", "critic")
     conflicts: ClassVar[Mapping[str, str]] = {
         "GradientCheckpointing": "both decide what the same blocks recompute",
     }
 
-    def __init__(self, save: list[Kind] | None = None, only_if_needed: bool = False) -> None:
+    def __init__(
+        self, save: list[Kind] | None = None, only_if_needed: bool = False, networks: list[Network] | None = None
+    ) -> None:
         self.save: list[Kind] = ["matrix_products", "attention"] if save is None else save
         if not self.save or not set(self.save) <= set(OPERATORS):
             raise ConfigError(
@@ -68,6 +73,7 @@ class SelectiveCheckpointing(Optimization):
                 "nothing, use GradientCheckpointing."
             )
         self.only_if_needed = only_if_needed
+        self.applies_to = chosen_networks(self, networks)
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:
