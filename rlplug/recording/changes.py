@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from rlplug.distributed.checkpoints.files import run_dir_of
 from rlplug.recording.provenance import flat
+from rlplug.training.batch_plan import ROWS, TOKEN_BUDGETS
 
 _REFUSED: Final = {
     "seed_everything": "the random generators go on from the checkpoint",
@@ -23,9 +24,8 @@ _REFUSED: Final = {
 _DECIDES: Final = ("model", "data", "model.limits.max_grad_norm", "model.limits.on_nonfinite")
 _DOES_NOT: Final = (
     *("data.val", "model.num_steps", "model.validation", "model.limits", "model.memory", "model.optimizations"),
-    *("model.weight_sync.bucket_mib", "model.rollout.init_args", "model.batch.max_tokens_per_gpu"),
-    *("model.batch.max_tokens_per_gpu_forward", "model.batch.micro_batch_size_per_gpu", "model.batch.share_prefixes"),
-    "model.critic.max_tokens_per_gpu",
+    *("model.weight_sync.bucket_mib", "model.rollout.init_args", "model.batch.share_prefixes"),
+    *(*TOKEN_BUDGETS, ROWS, f"{ROWS}_forward"),
     "model.trainer",  # of another one the weights have other names, which their reader refuses
 )
 """Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one

@@ -85,10 +85,9 @@ def plan_run(
     make = plugins().hook.rlplug_make_row_layout
     layout = make(config=config, mesh=mesh, on_gpu=gpu is not None) if config.batch.share_prefixes else None
     cost = attention_cost(text_config)
-    critic_tokens = None if config.critic is None else config.critic.max_tokens_per_gpu
-    batch = BatchPlan(
-        config.batch, mesh.world_size, mesh.data_size, mesh.sequence, longest, cost, layout, critic_tokens=critic_tokens
-    )
+    critic, ranks = config.critic, (mesh.world_size, mesh.data_size, mesh.sequence)
+    budgets = (None, None) if critic is None else (critic.max_tokens_per_gpu, critic.max_tokens_per_gpu_forward)
+    batch = BatchPlan(config.batch, *ranks, longest, cost, layout, budgets)
     num_prompts = data.train_stream.num_prompts
     check_streamed_prompts(config, num_prompts is None)
     total_steps = config.num_steps or max(1, (num_prompts or 0) // batch.prompts_per_step)

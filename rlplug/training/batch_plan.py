@@ -1,7 +1,7 @@
 """The batch plan: global algorithmic sizes, resolved per rank, checked, and cut into micro-batches.
 
 ``prompts_per_step``, ``group_size`` and ``mini_batch_size`` are global: they mean the same on 1 GPU and on 64.
-``max_tokens_per_gpu``, ``max_tokens_per_gpu_forward`` and ``micro_batch_size_per_gpu`` only change speed and memory.
+Sizes ``_per_gpu`` only change speed and memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ PassKind = Literal["update", "forward", "critic_update", "critic_forward"]
 """``update``: forward and backward passes. ``forward``: nothing is trained. ``critic_``: of a critic's own trunk."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
-_BUDGET = "max_tokens_per_gpu"
-TOKEN_BUDGETS = (f"model.batch.{_BUDGET}", f"model.batch.{_BUDGET}_forward", f"model.critic.{_BUDGET}")
+KINDS: tuple[PassKind, ...] = ("update", "forward", "critic_update", "critic_forward")
+TOKEN_BUDGETS = tuple(f"model.{of}.max_tokens_per_gpu{kind}" for of in ("batch", "critic") for kind in ("", "_forward"))
+ROWS = "model.batch.micro_batch_size_per_gpu"
 
 _schedule = functools.lru_cache(maxsize=2)(schedule)
 """A step's passes over policy, reference and critic cut the same rows, each with its own call."""
@@ -50,6 +51,7 @@ class BatchSizes:
         num_epochs: Passes over a step's completions.
         micro_batch_size_per_gpu: Completions per pass of one rank (of the ranks that share sequences, where they do),
             in place of the token budgets.
+        micro_batch_size_per_gpu_forward: The same when nothing is trained; by default ``micro_batch_size_per_gpu``.
         max_tokens_per_gpu: Tokens, of prompts and completions, per forward and backward pass of one rank. By default
             16384, or twice a rank's part of the longest possible sequence where that is more.
         max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
@@ -62,6 +64,7 @@ class BatchSizes:
     mini_batch_size: Annotated[int, Range(1, 100_000_000)] | None = None
     num_epochs: Epochs = 1
     micro_batch_size_per_gpu: Count | None = None
+    micro_batch_size_per_gpu_forward: Count | None = None
     max_tokens_per_gpu: Tokens | None = None
     max_tokens_per_gpu_forward: Tokens | None = None
     share_prefixes: bool = True
@@ -91,7 +94,7 @@ class BatchPlan:
         quadratic_cost: A sequence of n tokens is taken to cost ``n + quadratic_cost * n**2``; see
             :func:`rlplug.models.shape.attention_cost`.
         layout: Computes tokens that rows share once; by default each row has its own.
-        critic_tokens: Token budget of a critic's updates; by default its passes have the policy's.
+        critic_tokens: Token budgets of a critic's updates and forward-only passes; by default the policy's, or twice.
 
     Raises:
         ConfigError: A size does not divide as it must, or is too small; the message names values that work.
@@ -106,7 +109,7 @@ class BatchPlan:
         longest: int | None = None,
         quadratic_cost: float = 0.0,
         layout: RowLayout | None = None,
-        critic_tokens: int | None = None,
+        critic_tokens: tuple[int | None, int | None] = (None, None),
     ) -> None:
         self.world_size = world_size
         self.data_size = world_size if data_size is None else data_size
@@ -118,24 +121,27 @@ class BatchPlan:
         self.num_epochs = sizes.num_epochs
         self.num_completions = sizes.prompts_per_step * sizes.group_size
         self.mini_batch_size = self.num_completions if sizes.mini_batch_size is None else sizes.mini_batch_size
-        given = (sizes.max_tokens_per_gpu, sizes.max_tokens_per_gpu_forward, critic_tokens)
+        given = (sizes.max_tokens_per_gpu, sizes.max_tokens_per_gpu_forward, *critic_tokens)
         self._check(sizes, given)
         self.num_mini_batches = self.num_completions // self.mini_batch_size
-        self.micro_batch_size = sizes.micro_batch_size_per_gpu
         self.max_tokens: dict[PassKind, int] = {}
-        """Token budget of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
-        self.has_critic_budget = critic_tokens is not None
-        if self.micro_batch_size is None:
-            update = sizes.max_tokens_per_gpu or default_budget(longest or 0, sequence_size)
-            forward = sizes.max_tokens_per_gpu_forward or 2 * update
-            own = (critic_tokens, 2 * critic_tokens) if critic_tokens else (update, forward)
-            self.max_tokens = {"update": update, "forward": forward, "critic_update": own[0], "critic_forward": own[1]}
+        """Token budget of one rank's pass of each kind; empty where ``max_rows`` decides."""
+        self.max_rows: dict[PassKind, int] = {}
+        """Completions of one rank's pass of each kind; empty where tokens decide."""
+        self.has_critic_budget = any(critic_tokens)
+        if rows := sizes.micro_batch_size_per_gpu:
+            self.max_rows = dict(zip(KINDS, 2 * (rows, sizes.micro_batch_size_per_gpu_forward or rows), strict=True))
+        else:
+            update = given[0] or default_budget(longest or 0, sequence_size)
+            forward = given[1] or 2 * update
+            own = given[3] or (2 * given[2] if given[2] else forward)
+            self.max_tokens = dict(zip(KINDS, (update, forward, given[2] or update, own), strict=True))
             self._check_longest(longest or 0)
 
     def _check(self, sizes: BatchSizes, budgets: tuple[int | None, ...]) -> None:
         if sizes.prompts_per_step % self.world_size:
-            below = sizes.prompts_per_step // self.world_size * self.world_size
-            nearest = _nearest(sizes.prompts_per_step, [size for size in (below, below + self.world_size) if size])
+            divide = range(self.world_size, sizes.prompts_per_step + self.world_size, self.world_size)
+            nearest = _nearest(sizes.prompts_per_step, divide)
             raise ConfigError(
                 f"model.batch.prompts_per_step is {sizes.prompts_per_step}, which does not divide over "
                 f"{self.world_size} ranks. Nearest that do: {nearest}."
@@ -150,12 +156,14 @@ class BatchPlan:
             )
         for key, value in zip(TOKEN_BUDGETS, budgets, strict=True):
             if sizes.micro_batch_size_per_gpu is not None and value is not None:
-                raise ConfigError(f"model.batch.micro_batch_size_per_gpu and {key} are both set: keep one.")
+                raise ConfigError(f"{ROWS} and {key} are both set: keep one.")
+        if sizes.micro_batch_size_per_gpu is None and sizes.micro_batch_size_per_gpu_forward is not None:
+            raise ConfigError(f"{ROWS}_forward is set, and {ROWS} is not: set both.")
 
     def _check_longest(self, longest: int) -> None:
         """Refuse a token budget that the longest possible sequence would not fit."""
         least = -(-longest // self.sequence_size)
-        for key, budget in zip(TOKEN_BUDGETS, self.max_tokens.values(), strict=False):
+        for key, budget in zip(TOKEN_BUDGETS, self.max_tokens.values(), strict=True):
             if budget < least:
                 sharing = f", shared by {self.sequence_size} ranks" if self.sequence_size > 1 else ""
                 raise ConfigError(
@@ -198,7 +206,7 @@ class BatchPlan:
             phase: Phase whose token budget applies.
             table: What is known of every row of the step, for the layout.
         """
-        limit = self.micro_batch_size or self.max_tokens[phase] * self.sequence_size
+        limit = self.max_rows.get(phase) or self.max_tokens[phase] * self.sequence_size
         bundles, parts_of = self._shortest(self._ways(rows, lengths, limit, table), limit)
         # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
         parts_of.sort(key=lambda parts: max(sum(bundles[i][1] for i in part) for part in parts), reverse=True)
@@ -217,7 +225,7 @@ class BatchPlan:
         """Return ways to cut rows into what one pass computes together: each row alone, or as the layout shares."""
         if self.layout is None or table is None:
             return [[((row,), lengths[row], lengths[row] ** 2) for row in rows]]
-        limits = (math.inf, limit) if self.micro_batch_size else (limit, math.inf)
+        limits = (math.inf, limit) if self.max_rows else (limit, math.inf)
         ways = self.layout.bundles(table, rows, *limits)
         return [next(ways)] if self.data_size == 1 else list(ways)  # one rank does not wait
 
@@ -225,7 +233,7 @@ class BatchPlan:
         """Return the way whose passes cost least, and the parts of its passes, one a rank."""
         found = []
         for bundles in ways:
-            weights = tuple(len(rows) if self.micro_batch_size else tokens for rows, tokens, _ in bundles)
+            weights = tuple(len(rows) if self.max_rows else tokens for rows, tokens, _ in bundles)
             costs = tuple(tokens + self.quadratic_cost * pairs for _, tokens, pairs in bundles)
             passes = _schedule(costs, weights, self.data_size, limit)
             slowest = (max(sum(costs[i] for i in part) for part in parts) for parts in passes)
@@ -238,22 +246,16 @@ class BatchPlan:
         Args:
             on_policy_pass: Why the policy runs once before the update even when that is exactly on-policy.
         """
-        old_logprobs = ("skipped", "exactly on-policy: the current logprobs")
-        if not self.is_on_policy:
-            old_logprobs = ("computed", "several optimizer steps per rollout")
-        elif on_policy_pass is not None:
-            old_logprobs = ("computed", on_policy_pass)
+        why = on_policy_pass if self.is_on_policy else "several optimizer steps per rollout"
+        old_logprobs = ("skipped", "exactly on-policy: the current logprobs") if why is None else ("computed", why)
+        updates = self.num_mini_batches
         table = [
             ("data-parallel ranks", str(self.data_size), "train on different completions"),
             ("sequence ranks", str(self.sequence_size), "share the tokens of a completion"),
             ("prompts a step", str(self.prompts_per_step), f"{self.prompts_per_step // self.world_size} an engine"),
             ("completions a step", str(self.num_completions), f"groups of {self.group_size}"),
             ("mini-batch", str(self.mini_batch_size), "completions, over all ranks"),
-            (
-                "optimizer steps",
-                f"{self.updates_per_step} a step",
-                f"{self.num_epochs} epoch(s) x {self.num_mini_batches}",
-            ),
+            ("optimizer steps", f"{self.updates_per_step} a step", f"{self.num_epochs} epoch(s) x {updates}"),
             ("update pass", self._per_pass("update"), "at most, forward and backward of a rank"),
             ("forward-only pass", self._per_pass("forward"), "at most, where nothing is trained"),
             ("old_logprobs", *old_logprobs),
@@ -263,9 +265,7 @@ class BatchPlan:
         return [row for row in table if row[0] != "sequence ranks" or self.sequence_size > 1]
 
     def _per_pass(self, phase: PassKind) -> str:
-        if self.micro_batch_size is not None:
-            return f"{self.micro_batch_size} completions"
-        return f"{self.max_tokens[phase]:,} tokens"
+        return f"{self.max_rows[phase]} completions" if self.max_rows else f"{self.max_tokens[phase]:,} tokens"
 
 
 def default_budget(longest: int, sequence_size: int) -> int:
@@ -274,6 +274,5 @@ def default_budget(longest: int, sequence_size: int) -> int:
 
 
 def _nearest(value: int, valid: Sequence[int]) -> str:
-    below = [size for size in valid if size < value][-1:]
-    above = [size for size in valid if size > value][:1]
-    return " and ".join(str(size) for size in below + above)
+    nearest = [size for size in valid if size < value][-1:] + [size for size in valid if size > value][:1]
+    return " and ".join(map(str, nearest))

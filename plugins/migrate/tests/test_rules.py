@@ -61,6 +61,17 @@ VERL: dict[str, tuple[list[str], dict[str, Any]]] = {
         [f"{ACTOR}.ppo_micro_batch_size=128", f"{ACTOR}.ppo_max_token_len_per_gpu=9000"],
         {"model.batch.micro_batch_size_per_gpu": 16, "model.batch.max_tokens_per_gpu": None},
     ),
+    "forward-only passes have rows of their own": (
+        [f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=16"],
+        {"model.batch.micro_batch_size_per_gpu": 4, "model.batch.micro_batch_size_per_gpu_forward": 16},
+    ),
+    "a critic has budgets of its own": (
+        [
+            *("algorithm.adv_estimator=gae", "critic.model.path=m", f"{ACTOR}.use_dynamic_bsz=True"),
+            *("critic.ppo_max_token_len_per_gpu=9000", "critic.forward_max_token_len_per_gpu=36000"),
+        ],
+        {"model.critic.max_tokens_per_gpu": 9000, "model.critic.max_tokens_per_gpu_forward": 36000},
+    ),
     "a whole step is one mini-batch": (
         ["data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=64", f"{ROLLOUT}.n=8"],
         {"model.batch.mini_batch_size": None},

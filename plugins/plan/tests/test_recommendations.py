@@ -8,7 +8,14 @@ from memory_cases import AWAKE_SIZES, EAGER, FUSED, LLAMA, make_engine, make_fac
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
 from rlplug_plan.plan import MemoryPlan
 from rlplug_plan.recommendations import recommendations
-from rlplug_plan.resize import with_budget, with_engine_gpus, with_forward_budget, with_rows, with_share
+from rlplug_plan.resize import (
+    with_budget,
+    with_engine_gpus,
+    with_forward_budget,
+    with_forward_rows,
+    with_rows,
+    with_share,
+)
 
 from rlplug.types import MeshSizes
 
@@ -65,6 +72,7 @@ def with_all(facts: MemoryInputs) -> MemoryInputs:
                 "max_tokens_per_gpu": with_budget,
                 "max_tokens_per_gpu_forward": with_forward_budget,
                 "micro_batch_size_per_gpu": with_rows,
+                "micro_batch_size_per_gpu_forward": with_forward_rows,
             }[key]
             facts = change(facts, each.value)
     return facts
@@ -92,6 +100,18 @@ def test_rows_a_pass_are_recommended_like_tokens() -> None:
     assert not MemoryPlan(with_rows(facts, 128 // -(-128 // (number + 1)) + 1)).fits
 
 
+def test_more_rows_a_forward_only_pass_are_recommended_where_they_fit() -> None:
+    """Catches rows of updates alone, and forward-only passes that are planned with them."""
+    sizes = replace(make_facts().sizes, max_tokens={}, micro_batch_size=2)
+    facts = on(60, replace(make_facts(reference=ModelInputs(LLAMA, FUSED)), sizes=sizes))
+    found = {each.key.rpartition(".")[2]: each.value for each in recommendations(facts)}
+    assert found["micro_batch_size_per_gpu_forward"] > found["micro_batch_size_per_gpu"]
+    assert MemoryPlan(with_all(facts)).fits
+    more = with_forward_rows(facts, 128)
+    assert MemoryPlan(more).need("logprobs") > MemoryPlan(facts).need("logprobs")
+    assert MemoryPlan(more).need("update") == MemoryPlan(facts).need("update")
+
+
 def test_memory_that_forward_passes_leave_is_said() -> None:
     facts = on(60, make_facts(reference=ModelInputs(LLAMA, FUSED)))
     assert "GiB stay free in those passes" in recommended(facts, "max_tokens_per_gpu_forward")
@@ -108,6 +128,10 @@ def test_a_critic_has_as_large_passes_as_fit_beside_the_policy_s() -> None:
     sizes = replace(facts.sizes, max_tokens={"update": update, "forward": 2 * update})
     fits = [MemoryPlan(replace(facts, sizes=replace(sizes, critic_tokens=own + more))).fits for more in (0, 1024)]
     assert fits == [True, False]
+    forward = found["model.critic.max_tokens_per_gpu_forward"]
+    assert forward > 2 * own
+    sizes = replace(sizes, critic_tokens=own)
+    assert MemoryPlan(replace(facts, sizes=replace(sizes, critic_tokens_forward=forward))).fits
 
 
 def test_an_engine_takes_no_more_gpus_than_it_needs() -> None:

@@ -175,8 +175,24 @@ def with_passes(run: Run, size: int) -> Run:
     return replace(run, sizes=replace(run.sizes, micro_batch_size=size))
 
 
-def critic_budgets(run: Run) -> list[int]:
-    least, now = -(-run.sizes.longest // run.sizes.sequence_size), run.sizes.critic_tokens or 0
+def forward_passes(run: Run) -> list[int]:
+    if run.sizes.micro_batch_size is None:
+        return budgets(run, "forward")
+    now = run.sizes.micro_batch_size_forward or run.sizes.micro_batch_size
+    return list(range(1, min(now, run.sizes.rows("forward"))))
+
+
+def with_forward_passes(run: Run, size: int) -> Run:
+    if run.sizes.micro_batch_size is None:
+        return tokens(run, "forward", size)
+    return replace(run, sizes=replace(run.sizes, micro_batch_size_forward=size))
+
+
+def critic_budgets(run: Run, is_forward: bool = False) -> list[int]:
+    sizes, now = run.sizes, run.sizes.critic_tokens or 0
+    if is_forward and (now or sizes.critic_tokens_forward):
+        now = sizes.critic_tokens_forward or 2 * now
+    least = -(-sizes.longest // sizes.sequence_size)
     return [budget for budget in range(least, now) if budget % 1024 == 0 or budget == least]
 
 
@@ -232,7 +248,11 @@ KEYS: dict[str, tuple[Callable[[Run], Any], Callable[[Run, Any], Run]]] = {
     "rows": (lambda run: halves(run.engine.rows, 1) if run.engine else [], rows),
     "critic passes": (critic_budgets, lambda run, size: replace(run, sizes=replace(run.sizes, critic_tokens=size))),
     "passes": (passes, with_passes),
-    "forward": (lambda run: budgets(run, "forward"), lambda run, size: tokens(run, "forward", size)),
+    "forward": (forward_passes, with_forward_passes),
+    "critic forward": (
+        lambda run: critic_budgets(run, is_forward=True),
+        lambda run, size: replace(run, sizes=replace(run.sizes, critic_tokens_forward=size)),
+    ),
     "selective": (
         lambda run: adds(run, "SelectiveCheckpointing", recomputes(run)[0] == "nothing"),
         lambda run, _: traits(run, "policy", "critic", recompute="all_but_products", recompute_every=1),
@@ -357,6 +377,9 @@ def random_run(seed: int) -> Run:
     )
     if run.critic is not None and sizes.max_tokens and Random(seed + 0.5).random() < 0.7:  # others stay as they were
         run = replace(run, sizes=replace(sizes, critic_tokens=max(longest, 2 * sizes.max_tokens["update"])))
+    if Random(seed + 0.25).random() < 0.5:
+        own = {"critic_tokens_forward": longest + 2048} if sizes.max_tokens else {"micro_batch_size_forward": 6}
+        run = replace(run, sizes=replace(run.sizes, **own))
     total = MemoryPlan(run).need("update")
     if chance() < 0.6:
         engine = make_engine(0, shape, longest)

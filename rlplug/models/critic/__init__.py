@@ -31,8 +31,8 @@ class CriticConfig:
         max_grad_norm: Clip its gradients to this global norm; ``null`` only measures it.
         num_epochs: Its passes over a step's completions; by default ``model.batch.num_epochs``. Not with
             ``share_trunk``.
-        max_tokens_per_gpu: Tokens of its passes in an update, twice that where nothing is trained; by default
-            ``model.batch``'s. Not with ``share_trunk``.
+        max_tokens_per_gpu: Tokens of its passes in an update; by default ``model.batch``'s. Not with ``share_trunk``.
+        max_tokens_per_gpu_forward: The same where nothing is trained; by default twice ``max_tokens_per_gpu``.
         warmup_steps: RL steps at the start that train the critic alone.
         seed: Seed of the value head's initial weights; 0 follows ``seed_everything``.
     """
@@ -45,6 +45,7 @@ class CriticConfig:
     max_grad_norm: Positive | None = 1.0
     num_epochs: Epochs | None = None
     max_tokens_per_gpu: Tokens | None = None
+    max_tokens_per_gpu_forward: Tokens | None = None
     warmup_steps: Annotated[int, Range(0, 10_000_000)] = 0
     seed: Seed = 0
 
@@ -54,8 +55,8 @@ class CriticConfig:
             raise ConfigError(
                 "model.critic.share_trunk is true and model.critic.trunk names a model: remove one of the two."
             )
-        for name, value in {"num_epochs": self.num_epochs, "max_tokens_per_gpu": self.max_tokens_per_gpu}.items():
-            if self.share_trunk and value is not None:
+        for name in ("num_epochs", "max_tokens_per_gpu", "max_tokens_per_gpu_forward"):
+            if self.share_trunk and (value := getattr(self, name)) is not None:
                 raise ConfigError(
                     f"model.critic.{name} is {value} and model.critic.share_trunk true: on one trunk the critic learns "
                     "in the policy's own passes. Remove one of the two."

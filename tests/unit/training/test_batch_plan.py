@@ -167,13 +167,29 @@ def test_the_forward_budget_follows_that_of_the_update_unless_set():
 
 def test_a_critic_has_the_policy_s_budgets_or_its_own():
     sizes, kinds = BatchSizes(max_tokens_per_gpu=100), ("update", "forward", "critic_update", "critic_forward")
-    plan = BatchPlan(sizes, 1, longest=60, critic_tokens=60)
+    plan = BatchPlan(sizes, 1, longest=60, critic_tokens=(60, None))
     assert [plan.max_tokens[kind] for kind in kinds] == [100, 200, 60, 120]
     assert [len(plan.passes(range(4), [25] * 4, kind)[0]) for kind in kinds] == [1, 1, 2, 1]
+    plan = BatchPlan(sizes, 1, longest=50, critic_tokens=(None, 50))
+    assert [plan.max_tokens[kind] for kind in kinds] == [100, 200, 100, 50]
+    assert plan.has_critic_budget
     with pytest.raises(ConfigError, match=r"model\.critic\.max_tokens_per_gpu is 60, .*: give at least 61"):
-        BatchPlan(sizes, 1, longest=61, critic_tokens=60)
+        BatchPlan(sizes, 1, longest=61, critic_tokens=(60, None))
+    with pytest.raises(ConfigError, match=r"model\.critic\.max_tokens_per_gpu_forward is 60, .*: give at least 61"):
+        BatchPlan(sizes, 1, longest=61, critic_tokens=(None, 60))
     with pytest.raises(ConfigError, match=r"size_per_gpu and model\.critic\.max_tokens_per_gpu are both set"):
-        BatchPlan(BatchSizes(micro_batch_size_per_gpu=4), 1, critic_tokens=60)
+        BatchPlan(BatchSizes(micro_batch_size_per_gpu=4), 1, critic_tokens=(60, None))
+
+
+def test_forward_only_passes_have_rows_of_their_own_or_those_of_updates():
+    kinds = ("update", "forward", "critic_update", "critic_forward")
+    plan = BatchPlan(BatchSizes(micro_batch_size_per_gpu=2, micro_batch_size_per_gpu_forward=8), 1)
+    assert [len(plan.passes(range(8), [25] * 8, kind)[0]) for kind in kinds] == [4, 1, 4, 1]
+    rows = {name: value for name, value, _ in plan.table_rows()}
+    assert (rows["update pass"], rows["forward-only pass"]) == ("2 completions", "8 completions")
+    plan = BatchPlan(BatchSizes(micro_batch_size_per_gpu=2), 1)
+    assert [len(plan.passes(range(8), [25] * 8, kind)[0]) for kind in kinds] == [4] * 4
+    assert refusal(micro_batch_size_per_gpu_forward=8).endswith("per_gpu is not: set both.")
 
 
 @given(

@@ -67,12 +67,12 @@ def test_micro_batches_respect_their_limit(split):
     plan, rows, lengths, phase = split
     for mine in passes_of(*split):
         for micro in mine:
-            if plan.micro_batch_size is not None:
-                assert len(micro.indices) <= plan.micro_batch_size
+            if plan.max_rows:
+                assert len(micro.indices) <= plan.max_rows[phase]
             else:
                 assert sum(lengths[row] for row in micro.indices) <= plan.max_tokens[phase] * plan.sequence_size
-    if plan.micro_batch_size is not None:
-        assert len(passes_of(*split)[0]) == -(-len(rows) // (plan.data_size * plan.micro_batch_size))
+    if plan.max_rows:
+        assert len(passes_of(*split)[0]) == -(-len(rows) // (plan.data_size * plan.max_rows[phase]))
 
 
 @given(splits())

@@ -238,7 +238,7 @@ class Worker(LightningModule):
 
     def runner(self, limits, own=None) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
-        plan = BatchPlan(sizes, self.trainer.world_size, critic_tokens=own)
+        plan = BatchPlan(sizes, self.trainer.world_size, critic_tokens=(own, None))
         return MicroBatchRunner(plan, self.trainer.strategy, self.capture)
 
     def update(self, limits, backward=None, own=None) -> PolicyUpdate:

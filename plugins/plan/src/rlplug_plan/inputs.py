@@ -64,8 +64,12 @@ class Sizes:
     forward_is_set: bool = False
     """Whether the budget of forward-only passes is set, and does not follow from the update's."""
     micro_batch_size: int | None = None
+    micro_batch_size_forward: int | None = None
+    """The same where nothing is trained; ``None`` for as many as in updates."""
     critic_tokens: int | None = None
-    """Token budget of a critic's update passes, whose forward-only ones have twice that; ``None`` for the policy's."""
+    """Token budget of a critic's update passes; ``None`` for the policy's."""
+    critic_tokens_forward: int | None = None
+    """The same where nothing is trained; ``None`` for twice ``critic_tokens``, or the policy's without it."""
     sequence_size: int = 1
     data_size: int = 1
     """Ranks, or groups of ranks, over which rows are divided."""
@@ -73,17 +77,26 @@ class Sizes:
     @property
     def of_critic(self) -> Sizes:
         """The sizes of a critic's passes."""
-        own = self.critic_tokens
-        return self if own is None else replace(self, max_tokens={"update": own, "forward": 2 * own})
+        if not self.max_tokens:
+            return self
+        update, forward = self.max_tokens["update"], self.max_tokens["forward"]
+        if self.critic_tokens is not None:
+            update, forward = self.critic_tokens, 2 * self.critic_tokens
+        return replace(self, max_tokens={"update": update, "forward": self.critic_tokens_forward or forward})
 
     def tokens(self, phase: PassKind) -> int:
         """Return the most tokens of a rank in one pass; rows of mixed lengths can fill a budget to its last token."""
         rows = self.rows(phase)
         if self.micro_batch_size is not None:
-            num_passes = -(-rows // self.micro_batch_size)
+            num_passes = -(-rows // self.rows_per_pass(phase))
             return -(-rows // num_passes) * self.longest // self.sequence_size
         budget = max(self.max_tokens[phase] * self.sequence_size, self.longest)
         return min(rows * self.longest, budget) // self.sequence_size
+
+    def rows_per_pass(self, phase: PassKind) -> int:
+        """Return ``micro_batch_size``, or that of forward-only passes; it must be set."""
+        assert self.micro_batch_size is not None
+        return self.micro_batch_size if phase == "update" else self.micro_batch_size_forward or self.micro_batch_size
 
     def needs_several_passes(self, phase: PassKind) -> bool:
         """Return whether one pass cannot hold all rows when they are as long as possible."""

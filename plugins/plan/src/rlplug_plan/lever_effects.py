@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rlplug_plan.engine_sizes import requests_at_once
 from rlplug_plan.inputs import MemoryInputs, ModelInputs
-from rlplug_plan.resize import with_budget, with_rows
+from rlplug_plan.resize import with_budget, with_forward_budget, with_forward_rows, with_rows
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""
@@ -59,3 +59,14 @@ def in_place_of(facts: MemoryInputs) -> str:
 def with_passes(facts: MemoryInputs, size: int) -> MemoryInputs:
     """Return the run with update passes of another size, in tokens or completions."""
     return with_budget(facts, size) if facts.sizes.micro_batch_size is None else with_rows(facts, size)
+
+
+def with_forward_passes(facts: MemoryInputs, size: int) -> MemoryInputs:
+    """Return the run with forward-only passes of another size, in tokens or completions."""
+    return with_forward_budget(facts, size) if facts.sizes.micro_batch_size is None else with_forward_rows(facts, size)
+
+
+def passes_key(facts: MemoryInputs) -> str:
+    """Return the key of the size of passes: of their tokens, or of their completions."""
+    size = "max_tokens_per_gpu" if facts.sizes.micro_batch_size is None else "micro_batch_size_per_gpu"
+    return f"model.batch.{size}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from rlplug.interfaces.memory import ActivationTraits
 from rlplug_plan.inputs import MemoryInputs
 from rlplug_plan.resize import budget_steps, share_of
 
@@ -44,15 +45,25 @@ def smaller_passes(facts: MemoryInputs) -> Values:
 
 
 def smaller_forward_passes(facts: MemoryInputs) -> Values:
-    """Return smaller token budgets of forward-only passes."""
+    """Return smaller forward-only passes, in tokens or completions."""
     sizes = facts.sizes
-    return [] if sizes.micro_batch_size else budget_steps(sizes.least_budget, sizes.max_tokens["forward"] - 1)
+    if sizes.micro_batch_size is not None:
+        return range(min(sizes.rows_per_pass("forward"), sizes.rows("forward")) - 1, 0, -1)
+    return budget_steps(sizes.least_budget, sizes.max_tokens["forward"] - 1)
 
 
 def smaller_critic_passes(facts: MemoryInputs) -> Values:
     """Return smaller token budgets of a critic that has one of its own."""
     own = facts.sizes.critic_tokens
     return [] if own is None or facts.critic is None else budget_steps(facts.sizes.least_budget, own - 1)
+
+
+def smaller_critic_forward_passes(facts: MemoryInputs) -> Values:
+    """Return smaller token budgets of a critic's forward-only passes, where its passes have sizes of their own."""
+    sizes = facts.sizes
+    if facts.critic is None or (sizes.critic_tokens is None and sizes.critic_tokens_forward is None):
+        return []
+    return budget_steps(sizes.least_budget, sizes.of_critic.max_tokens["forward"] - 1)
 
 
 def sequence_sizes(facts: MemoryInputs) -> Values:
@@ -106,8 +117,13 @@ def if_added(facts: MemoryInputs, name: str, saves_more: bool) -> Values:
 
 
 def recomputes_all(facts: MemoryInputs) -> bool:
-    """Return whether every block is recomputed already."""
-    return facts.policy.traits.recompute == "all" and facts.policy.traits.recompute_every == 1
+    """Return whether every block of policy and critic is recomputed already."""
+    return all(traits.recompute == "all" and traits.recompute_every == 1 for traits in traits_of_trained(facts))
+
+
+def traits_of_trained(facts: MemoryInputs) -> list[ActivationTraits]:
+    """Return the traits of policy and critic, which an optimization for one of them alone makes unlike."""
+    return [network.traits for network in (facts.policy, facts.critic) if network is not None]
 
 
 def has_adamw(facts: MemoryInputs) -> bool:

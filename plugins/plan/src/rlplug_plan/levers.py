@@ -14,7 +14,9 @@ from rlplug_plan.lever_effects import (
     fused,
     in_place_of,
     kept_completions,
+    passes_key,
     with_adapters,
+    with_forward_passes,
     with_passes,
     with_traits,
 )
@@ -28,17 +30,19 @@ from rlplug_plan.lever_values import (
     recomputes_all,
     sequence_sizes,
     shares,
+    smaller_critic_forward_passes,
     smaller_critic_passes,
     smaller_forward_passes,
     smaller_passes,
     tensor_sizes,
+    traits_of_trained,
 )
 from rlplug_plan.resize import (
     ENGINE_OPTIONS,
     engine_rows,
     with_critic_budget,
+    with_critic_forward_budget,
     with_engine_gpus,
-    with_forward_budget,
     with_mesh,
     with_share,
 )
@@ -99,10 +103,17 @@ LITTLE: Final[tuple[Lever, ...]] = (
     ),
     Lever(
         "forward",
-        "model.batch.max_tokens_per_gpu_forward",
+        lambda facts: f"{passes_key(facts)}_forward",
         smaller_forward_passes,
-        with_forward_budget,
+        with_forward_passes,
         "free: more, smaller forward passes",
+    ),
+    Lever(
+        "critic forward",
+        "model.critic.max_tokens_per_gpu_forward",
+        smaller_critic_forward_passes,
+        with_critic_forward_budget,
+        "free: more, smaller forward passes of the critic",
     ),
     Lever(
         "spare share",
@@ -165,10 +176,7 @@ LITTLE: Final[tuple[Lever, ...]] = (
     ),
     Lever(
         "passes",
-        lambda facts: (
-            "model.batch."
-            + ("max_tokens_per_gpu" if facts.sizes.micro_batch_size is None else "micro_batch_size_per_gpu")
-        ),
+        passes_key,
         smaller_passes,
         with_passes,
         "more, smaller passes",
@@ -192,7 +200,9 @@ LITTLE: Final[tuple[Lever, ...]] = (
     Lever(
         "selective",
         OPTIMIZATIONS,
-        lambda facts: if_added(facts, "SelectiveCheckpointing", facts.policy.traits.recompute == "nothing"),
+        lambda facts: if_added(
+            facts, "SelectiveCheckpointing", all(each.recompute == "nothing" for each in traits_of_trained(facts))
+        ),
         adds("all_but_products"),
         "an update took 1.12 times as long",
     ),
@@ -215,7 +225,9 @@ LITTLE: Final[tuple[Lever, ...]] = (
     Lever(
         "activations",
         OPTIMIZATIONS,
-        lambda facts: if_added(facts, "ActivationOffload", not facts.policy.traits.activations_on_host),
+        lambda facts: if_added(
+            facts, "ActivationOffload", not all(each.activations_on_host for each in traits_of_trained(facts))
+        ),
         lambda facts, _: with_traits(facts, ("policy", "critic"), activations_on_host=True),
         "host memory; up to 2.7 times the update with GradientCheckpointing",
     ),

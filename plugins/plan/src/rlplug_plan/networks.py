@@ -32,6 +32,8 @@ def network_notes(plan: MemoryPlan) -> list[str]:
         names = " and ".join([", ".join(["policy", *others[:-1]]), others[-1]])
         axes = ", ".join(f"{axis} {getattr(facts.mesh, axis)}" for axis in AXES)
         notes.append(f"one mesh ({axes}) and one size of passes for {names}")
-        if (own := facts.sizes.critic_tokens) is not None:
-            notes[-1] = f"one mesh ({axes}) for {names}; the critic's passes have {own:,} tokens"
+        own = facts.sizes.of_critic.max_tokens
+        if own != facts.sizes.max_tokens:
+            sizes = f"{own['update']:,} tokens, and {own['forward']:,} where nothing is trained"
+            notes[-1] = f"one mesh ({axes}) for {names}; the critic's passes have {sizes}"
     return notes

@@ -132,12 +132,16 @@ def _has(facts: MemoryInputs, key: str, value: Any) -> bool:
     """Return whether the run has a value already."""
     if key == "model.memory.offload":
         return bool(facts.offload == value)
-    if key == "model.batch.micro_batch_size_per_gpu":
-        return bool(facts.sizes.micro_batch_size == value)
-    if key == "model.critic.max_tokens_per_gpu":
-        return bool(facts.sizes.critic_tokens == value)
-    phases = {"model.batch.max_tokens_per_gpu": "update", "model.batch.max_tokens_per_gpu_forward": "forward"}
-    return key in phases and facts.sizes.max_tokens[phases[key]] == value  # type: ignore[index]
+    sizes, of_critic = facts.sizes, facts.sizes.of_critic
+    has = {
+        "model.batch.micro_batch_size_per_gpu": sizes.micro_batch_size,
+        "model.batch.micro_batch_size_per_gpu_forward": sizes.micro_batch_size_forward or sizes.micro_batch_size,
+        "model.batch.max_tokens_per_gpu": sizes.max_tokens.get("update"),
+        "model.batch.max_tokens_per_gpu_forward": sizes.max_tokens.get("forward"),
+        "model.critic.max_tokens_per_gpu": of_critic.max_tokens.get("update"),
+        "model.critic.max_tokens_per_gpu_forward": of_critic.max_tokens.get("forward"),
+    }
+    return key in has and has[key] == value
 
 
 def with_optimizations(configured: list[Any], added: Iterable[Setting]) -> list[Any]:

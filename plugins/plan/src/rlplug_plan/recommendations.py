@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
 from rlplug_plan.engine_sizes import engine_sizes
 from rlplug_plan.inputs import MemoryInputs
@@ -20,8 +21,10 @@ from rlplug_plan.resize import (
     share_of,
     with_budget,
     with_critic_budget,
+    with_critic_forward_budget,
     with_engine_gpus,
     with_forward_budget,
+    with_forward_rows,
     with_rows,
     with_share,
 )
@@ -29,6 +32,7 @@ from rlplug_plan.resize import (
 GAIN: Final = 1.1
 """How much larger a cache or a pass must become for an engine that sleeps, or more offload, to be recommended."""
 SLEEP: Final = "model.memory.sleep_between_rollouts"
+PHASES: Final[tuple[PassKind, ...]] = ("update", "forward")
 OTHER_KINDS: Final = frozenset(lever.name for lever in (*TRAINING, GPUS))
 
 
@@ -170,9 +174,10 @@ def _with_passes(facts: MemoryInputs) -> MemoryInputs:
 
 def _with_forward(facts: MemoryInputs) -> MemoryInputs:
     sizes = facts.sizes
-    runs_forward = facts.logprobs_every_step or facts.reference is not None or facts.critic is not None
-    if sizes.micro_batch_size is not None or not runs_forward:
+    if not (facts.logprobs_every_step or facts.reference is not None or facts.critic is not None):
         return facts
+    if sizes.micro_batch_size is not None:
+        return _largest(facts, range(sizes.rows_per_pass("forward"), sizes.rows("forward") + 1), with_forward_rows)
     most = sizes.rows("forward") * sizes.longest // sizes.sequence_size
     budgets = _budgets(sizes.max_tokens["forward"], most)
     return _largest(facts, budgets, with_forward_budget)
@@ -182,8 +187,10 @@ def _with_critic(facts: MemoryInputs) -> MemoryInputs:
     sizes = facts.sizes
     if facts.critic is None or sizes.micro_batch_size is not None:
         return facts
-    most = sizes.rows("update") * sizes.longest // sizes.sequence_size
-    return _largest(facts, _budgets(sizes.of_critic.max_tokens["update"], most), with_critic_budget)
+    most = {phase: sizes.rows(phase) * sizes.longest // sizes.sequence_size for phase in PHASES}
+    facts = _largest(facts, _budgets(sizes.of_critic.max_tokens["update"], most["update"]), with_critic_budget)
+    budgets = _budgets(facts.sizes.of_critic.max_tokens["forward"], most["forward"])
+    return _largest(facts, budgets, with_critic_forward_budget)
 
 
 def _budgets(now: int, most: int) -> Sequence[int]:
@@ -209,8 +216,11 @@ def _passes(before: MemoryInputs, after: MemoryInputs) -> list[Recommendation]:
     sizes = after.sizes
     whole = ", a mini-batch in one pass" * (not sizes.needs_several_passes("update"))
     if sizes.micro_batch_size is not None:
-        size = sizes.micro_batch_size
-        return [Recommendation("model.batch.micro_batch_size_per_gpu", size, f"up to {size}{whole}")]
+        key, size = "model.batch.micro_batch_size_per_gpu", sizes.micro_batch_size
+        found = [Recommendation(key, size, f"up to {size}{whole}")]
+        if (forward := sizes.rows_per_pass("forward")) > size:
+            found.append(Recommendation(f"{key}_forward", forward, f"up to {forward}, where nothing is trained"))
+        return found
     update, forward = sizes.max_tokens["update"], sizes.max_tokens["forward"]
     usual = "; twice the longest sequence is usual" * (before.sizes.max_tokens["update"] < 2 * sizes.least_budget)
     found = [Recommendation("model.batch.max_tokens_per_gpu", update, f"up to {update}{whole}{usual}")]
@@ -223,6 +233,9 @@ def _passes(before: MemoryInputs, after: MemoryInputs) -> list[Recommendation]:
     if (own := sizes.critic_tokens) is not None:
         says = f"up to {own}; its passes have no logits"
         found.append(Recommendation("model.critic.max_tokens_per_gpu", own, says))
+    if (own := sizes.critic_tokens_forward) is not None:
+        says = f"up to {own}; nothing is kept of its passes then"
+        found.append(Recommendation("model.critic.max_tokens_per_gpu_forward", own, says))
     return found
 
 

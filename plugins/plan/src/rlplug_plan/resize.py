@@ -96,9 +96,19 @@ def with_critic_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
     return replace(facts, sizes=replace(facts.sizes, critic_tokens=budget))
 
 
+def with_critic_forward_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
+    """Return the run with another ``model.critic.max_tokens_per_gpu_forward``."""
+    return replace(facts, sizes=replace(facts.sizes, critic_tokens_forward=budget))
+
+
 def with_rows(facts: MemoryInputs, rows: int) -> MemoryInputs:
     """Return the run with another ``micro_batch_size_per_gpu``."""
     return replace(facts, sizes=replace(facts.sizes, micro_batch_size=rows))
+
+
+def with_forward_rows(facts: MemoryInputs, rows: int) -> MemoryInputs:
+    """Return the run with another ``micro_batch_size_per_gpu_forward``."""
+    return replace(facts, sizes=replace(facts.sizes, micro_batch_size_forward=rows))
 
 
 def budget_steps(least: int, most: int) -> Sequence[int]:

@@ -154,17 +154,19 @@ class PlannedRun:
         return self.batch.num_completions // self.mesh.world_size
 
     def _sizes(self) -> Sizes:
-        batch = self.batch
+        batch, given, critic = self.batch, self.config.batch, self.config.critic
         return Sizes(
             update_rows=batch.mini_batch_size,
             forward_rows=batch.num_completions,
             longest=self.longest,
             max_new_tokens=self.config.sampling.max_new_tokens,
             max_tokens={kind: size for kind, size in batch.max_tokens.items() if kind in ("update", "forward")},
-            update_is_set=self.config.batch.max_tokens_per_gpu is not None,
-            forward_is_set=self.config.batch.max_tokens_per_gpu_forward is not None,
-            micro_batch_size=batch.micro_batch_size,
-            critic_tokens=None if self.config.critic is None else self.config.critic.max_tokens_per_gpu,
+            update_is_set=given.max_tokens_per_gpu is not None,
+            forward_is_set=given.max_tokens_per_gpu_forward is not None,
+            micro_batch_size=given.micro_batch_size_per_gpu,
+            micro_batch_size_forward=given.micro_batch_size_per_gpu_forward,
+            critic_tokens=None if critic is None else critic.max_tokens_per_gpu,
+            critic_tokens_forward=None if critic is None else critic.max_tokens_per_gpu_forward,
             sequence_size=batch.sequence_size,
             data_size=batch.data_size,
         )

@@ -27,8 +27,8 @@ def sharing_note(batch: BatchPlan, prompt: int, completion: int) -> str:
 
 def num_computed(batch: BatchPlan, prompt: int, completion: int) -> int:
     """Return the tokens that an update computes of a group, which its budget may cut into several passes."""
-    if batch.micro_batch_size is not None:
-        at_once = batch.micro_batch_size
+    if batch.max_rows:
+        at_once = batch.max_rows["update"]
     else:
         at_once = (batch.max_tokens["update"] * batch.sequence_size - prompt) // max(completion, 1)
     num_passes = -(-batch.group_size // min(max(at_once, 1), batch.group_size))

@@ -9,7 +9,11 @@ from rlplug_migrate.keys import Key, none, positive, same
 from rlplug_migrate.verl.names import ACTOR, REF, ROLLOUT
 
 _TOKENS: Final = f"{ACTOR}.ppo_max_token_len_per_gpu"
-_CRITIC_TOKENS: Final = "critic.ppo_max_token_len_per_gpu"
+_FORWARD_ROWS: Final = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+_OF_CRITIC: Final = {
+    "critic.ppo_max_token_len_per_gpu": "model.critic.max_tokens_per_gpu",
+    "critic.forward_max_token_len_per_gpu": "model.critic.max_tokens_per_gpu_forward",
+}
 
 KEYS: Final = (
     same("data.train_batch_size", "tuning", "model.batch.prompts_per_step", default=1024),
@@ -28,12 +32,13 @@ KEYS: Final = (
     ),
     Key(f"{ACTOR}.use_dynamic_bsz", "tuning", "model.batch.max_tokens_per_gpu", "is the default here"),
     Key(_TOKENS, "tuning", "model.batch.max_tokens_per_gpu", "is never exceeded; verl's can be"),
-    Key(_CRITIC_TOKENS, "tuning", "model.critic.max_tokens_per_gpu", "is never exceeded; verl's can be"),
+    *(Key(theirs, "tuning", ours, "is never exceeded; verl's can be") for theirs, ours in _OF_CRITIC.items()),
+    Key(_FORWARD_ROWS, "tuning", "model.batch.micro_batch_size_per_gpu_forward", "holds for the reference too"),
     Key(
         f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
         "tuning",
         "model.batch.max_tokens_per_gpu_forward",
-        "holds for old logprobs, reference and critic",
+        "holds for old logprobs, the reference and, by default, the critic",
     ),
     same("data.max_prompt_length", "data", "data.max_prompt_tokens", "drops or refuses prompts, and cuts none", 512),
     same("data.max_response_length", "data", "model.sampling.max_new_tokens", default=512),
@@ -80,9 +85,10 @@ def write_batch(given: Given, draft: Draft) -> None:
     if given[f"{ACTOR}.use_dynamic_bsz"]:
         if _TOKENS in given:
             draft.set("model.batch.max_tokens_per_gpu", given[_TOKENS], _TOKENS)
-        if _CRITIC_TOKENS in given and "model.critic.warmup_steps" in draft.settings:
-            draft.set("model.critic.max_tokens_per_gpu", given[_CRITIC_TOKENS], _CRITIC_TOKENS)
-        for name in (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"):
+        for theirs, ours in _OF_CRITIC.items():
+            if theirs in given and "model.critic.warmup_steps" in draft.settings:
+                draft.set(ours, given[theirs], theirs)
+        for name in (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size", _FORWARD_ROWS):
             draft.lacks(name, "not used: use_dynamic_bsz is on, and a pass is limited by its tokens")
     else:
         _write_micro_batch(given, draft)
@@ -100,5 +106,8 @@ def _write_micro_batch(given: Given, draft: Draft) -> None:
         draft.set("model.batch.micro_batch_size_per_gpu", size, per_gpu)
     elif total in given:
         draft.set("model.batch.micro_batch_size_per_gpu", max(1, given[total] // num_gpus), total)
-    for name in (_TOKENS, _CRITIC_TOKENS):
+    rows = positive(given[_FORWARD_ROWS])
+    if isinstance(rows, int) and "model.batch.micro_batch_size_per_gpu" in draft.settings:
+        draft.set("model.batch.micro_batch_size_per_gpu_forward", rows, _FORWARD_ROWS)
+    for name in (_TOKENS, *_OF_CRITIC):
         draft.lacks(name, "not used: use_dynamic_bsz is off")
