@@ -52,8 +52,8 @@ class BatchSizes:
         micro_batch_size_per_gpu: Completions per pass of one rank (of the ranks that share sequences, where they do),
             in place of the token budgets.
         micro_batch_size_per_gpu_forward: The same when nothing is trained; by default ``micro_batch_size_per_gpu``.
-        max_tokens_per_gpu: Tokens, of prompts and completions, per forward and backward pass of one rank. By default
-            16384, or twice a rank's part of the longest possible sequence where that is more.
+        max_tokens_per_gpu: Tokens per forward and backward pass of one rank. By default 16384, or twice a rank's part
+            of the longest possible sequence where that is more.
         max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
             values. By default twice ``max_tokens_per_gpu``.
         share_prefixes: Compute a prompt once for all of its completions, where a plugin can.

@@ -57,6 +57,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path, written: P
         "no size": PLAN,
         "no number": [*PLAN, "--gpu-gib", "much"],
         "help": ["plan", "--help"],
+        "blocked": ["plan", "--model-size", "8B", "--gpu-gib", "80", "--block", "optims"],
         "size": ["plan", "--model-size", "1.7B", "--gpu-gib", "80", "--write", str(written.with_name("size.yaml"))],
         "recipe": ["plan", "--config", "configs/recipes/grpo_qwen3_8b.yaml", "--model-size", "8B", "--gpu-gib", "141"],
         "shape": ["plan", "--model", "tests/model/config.json", *SHORT, *REWARD, "--write", str(written_run)],
@@ -182,6 +183,14 @@ def test_the_run_that_a_shape_gives_can_be_planned_with_its_data(results: Runs, 
 def test_a_run_that_nothing_makes_fit_says_so(results: Runs) -> None:
     assert results["tiny"].exit_code == 1
     assert "No option makes it fit" in results["tiny"].message
+
+
+def test_a_plan_without_rlplug_optims_names_nothing_of_it(results: Runs) -> None:
+    """Catches a plan that imports the plugin, and a change that the run would refuse: with it, an offload is told."""
+    assert results["blocked"].exit_code == 1
+    message = results["blocked"].message
+    assert "Smallest change that makes it fit" in message
+    assert not re.search("FusedLogprobs|Checkpointing|ActivationOffload|offload: optimizer", message)
 
 
 def test_what_is_not_needed_is_left_out(results: Runs) -> None:

@@ -32,7 +32,7 @@ class CriticConfig:
         num_epochs: Its passes over a step's completions; by default ``model.batch.num_epochs``. Not with
             ``share_trunk``.
         max_tokens_per_gpu: Tokens of its passes in an update; by default ``model.batch``'s. Not with ``share_trunk``.
-        max_tokens_per_gpu_forward: The same where nothing is trained; by default twice ``max_tokens_per_gpu``.
+        max_tokens_per_gpu_forward: The same where nothing is trained, by default twice.
         warmup_steps: RL steps at the start that train the critic alone.
         seed: Seed of the value head's initial weights; 0 follows ``seed_everything``.
     """

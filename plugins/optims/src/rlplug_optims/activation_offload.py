@@ -34,7 +34,7 @@ class ActivationOffload(Optimization):
     Args:
         min_mib: Smallest tensor to move, in MiB; smaller ones stay on the GPU.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
-        networks: Models to change, such as ``[critic]``; by default all.
+        networks: Models to change; by default all.
     """
 
     applies_to: tuple[Network, ...] = ("policy", "critic")

@@ -37,7 +37,7 @@ class CompileBlocks(Optimization):
             uses CUDA graphs, because the parameters that FSDP2 gathers are not always at the same address.
         backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
             compiler's or the model's.
-        networks: Models to change, such as ``[policy, reference]``; by default all.
+        networks: Models to change; by default all.
     """
 
     conflicts: ClassVar[Mapping[str, str]] = {

@@ -32,7 +32,7 @@ class GradientCheckpointing(Optimization):
     Args:
         every_n_blocks: Recompute every n-th block: 2 keeps the activations of half of them.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
-        networks: Models to change, such as ``[critic]``; by default all.
+        networks: Models to change; by default all.
     """
 
     applies_to: tuple[Network, ...] = ("policy", "critic")

@@ -55,7 +55,7 @@ class SelectiveCheckpointing(Optimization):
     Args:
         save: Results to keep: those of ``matrix_products``, of ``attention``, or both.
         only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
-        networks: Models to change, such as ``[critic]``; by default all.
+        networks: Models to change; by default all.
     """
 
     applies_to: tuple[Network, ...] = ("policy", "critic")

@@ -129,6 +129,8 @@ class Possible:
     """What the number of GPUs must divide; ``None`` for no limit."""
     optimizations: frozenset[str] = frozenset({"FusedLogprobs", "GradientCheckpointing"})
     """Optimizations by class name that can be added."""
+    offload: bool = True
+    """Whether a plugin carries out ``model.memory.offload``."""
     lora: bool = False
     adamw_8bit: bool = False
     larger_engines: bool = False

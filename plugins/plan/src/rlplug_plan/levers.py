@@ -132,7 +132,7 @@ LITTLE: Final[tuple[Lever, ...]] = (
     Lever(
         "offload",
         "model.memory.offload",
-        lambda facts: OFFLOADS[OFFLOADS.index(facts.offload) + 1 :],
+        lambda facts: OFFLOADS[OFFLOADS.index(facts.offload) + 1 :] if facts.possible.offload else [],
         lambda facts, mode: replace(facts, offload=mode),
         "0.6 s a step for 13.5 GiB",
     ),

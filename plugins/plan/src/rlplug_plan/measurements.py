@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from rlplug_optims.state_offload import distinct_storages
 
 from rlplug.interfaces.memory import PLAN_PHASES, PlanPhase
 from rlplug.observability.phase_progress import PHASE_PROGRESS
@@ -17,6 +16,7 @@ from rlplug.types import GIB
 from rlplug_plan.plan import ADAPTED, CRITIC, REFERENCE, STATE, WEIGHTS
 from rlplug_plan.shortage import Shortage
 from rlplug_plan.table import PlannedMemory
+from rlplug_plan.tensor_bytes import storage_sizes
 
 UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
 _SIZE: Final = r"([\d.]+) (bytes|KiB|MiB|GiB)"
@@ -103,7 +103,7 @@ def resident_items(module: Any, optimizers: Iterable[Any], device: torch.device)
     networks = {weights: models.policy, CRITIC: models.critic, REFERENCE: reference}
     trees: dict[str, Any] = {name: list(each.parameters()) for name, each in networks.items() if each is not None}
     trees[STATE] = [list(optimizer.state.values()) for optimizer in optimizers]
-    return {name: sum(size for _, size in distinct_storages(tree, device)) for name, tree in trees.items()}
+    return {name: sum(storage_sizes(tree, device)) for name, tree in trees.items()}
 
 
 def _is_expandable() -> bool:

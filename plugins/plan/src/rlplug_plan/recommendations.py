@@ -70,7 +70,8 @@ def recommendations(facts: MemoryInputs) -> list[Recommendation]:
         return own
     tuned = first = _tuned(base)
     for sleeps in (False, True) if base.engine_can_sleep and not base.sleeps else (base.sleeps,):
-        for mode in OFFLOADS[OFFLOADS.index(base.offload) :]:  # the cheapest first
+        more = OFFLOADS[OFFLOADS.index(base.offload) + 1 :] if base.possible.offload else ()
+        for mode in (base.offload, *more):  # the cheapest first
             changed = _tuned(replace(base, sleeps=sleeps, offload=mode))
             tuned = changed if changed.is_better(tuned) else tuned
     found = [] if tuned.facts.sleeps == base.sleeps else [_sleep(first)]

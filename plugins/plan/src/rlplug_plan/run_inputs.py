@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
-from rlplug_optims.state_offload import distinct_storages
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,6 +24,7 @@ from rlplug.models.critic.network import empty_critic
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import empty_model
 from rlplug.models.lora.config import LoRAConfig
+from rlplug.plugin_manager import plugins
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.manifest import policy_weights
@@ -32,6 +32,7 @@ from rlplug_plan.decisions import Decisions, decide
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Possible, Sizes
 from rlplug_plan.model_shape import ModelShape
 from rlplug_plan.own_engine import engine_side
+from rlplug_plan.tensor_bytes import storage_sizes
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0
@@ -189,7 +190,7 @@ def possible_changes(config: RunConfig, batch: BatchPlan) -> Possible:
     claims, text_config = config.model_trainer.claims, read_config(config.policy.path, "model.policy").get_text_config()
     names = {type(optimization).__name__ for optimization in config.optimizations}
     known = ADDABLE if claims.optimizations is None else ADDABLE & claims.optimizations
-    addable = known - set(claims.conflicts)
+    addable = known & set(plugins().registry.names("optimizations")) - set(claims.conflicts)
     if getattr(text_config, "final_logit_softcapping", None) is not None:  # logits that the model edits stay whole
         addable -= {"FusedLogprobs"}
     plain_engine = config.environment is None and config.partial_rollout is None
@@ -200,6 +201,7 @@ def possible_changes(config: RunConfig, batch: BatchPlan) -> Possible:
         axes=claims.axes - ({"tensor"} if "Liger" in names else set()),
         prompts_per_step=batch.prompts_per_step,
         optimizations=addable,
+        offload="StateOffload" in plugins().registry.names("classes"),
         lora=claims.lora and config.lora is None,
         adamw_8bit=True,
         larger_engines=plain_engine and hasattr(getattr(config.engine, "options", None), "tensor_parallel_size"),
@@ -247,8 +249,8 @@ def optimizer_state_bytes(make_optimizer: MakeOptimizer) -> float | None:
     try:
         optimizer = make_optimizer([(PROBE_NAME, parameter)])
         optimizer.step()
-        storages = distinct_storages(list(optimizer.state.values()), torch.device("cpu"))
+        sizes = storage_sizes(list(optimizer.state.values()), torch.device("cpu"))
     except Exception:  # noqa: BLE001 - whatever an optimizer's own code raises
         return None
-    large = [size for _, size in storages if size >= PROBE_SIZE]  # not the number of steps
+    large = [size for size in sizes if size >= PROBE_SIZE]  # not the number of steps
     return sum(large) / parameter.numel()
