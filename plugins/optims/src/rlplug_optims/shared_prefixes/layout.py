@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from rlplug.models.packing import PackedMicroBatch, PackedTokens, pack
 from rlplug.training.row_layout import Bundle, RowLayout
 from rlplug.types import StepBatch
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
-from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
-from rlplug_optims.shared_prefixes.tree_attention import TreeAttention
+from rlplug_optims.shared_prefixes.tree import TreeRow, depth_first, tree_row
+
+if TYPE_CHECKING:
+    from rlplug_optims.shared_prefixes.tree_attention import TreeAttention
 
 LEAST_SHARE: Final = 0.1
 """Least share of its tokens that a row must share: with less it keeps flash attention for whole rows. Where both take
@@ -84,9 +86,15 @@ class PrefixLayout(RowLayout):
             targets=torch.from_numpy(row.targets),
             slots=torch.arange(len(row.targets)),
             num_trained=len(row.targets),
-            shared=TreeAttention.of(row) if self.on_gpu else SegmentAttention(row),
+            shared=_tree_attention(row) if self.on_gpu else SegmentAttention(row),
         )
         return PackedMicroBatch(rows.tokens, whole.part(sequence_rank, sequence_size, sequence_group))
+
+
+def _tree_attention(row: TreeRow) -> TreeAttention:
+    from rlplug_optims.shared_prefixes.tree_attention import TreeAttention  # a plan computes nothing with its operators
+
+    return TreeAttention.of(row)
 
 
 def is_tree(lengths: NDArray[Any], shared: NDArray[Any]) -> bool:
