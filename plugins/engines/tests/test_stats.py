@@ -128,6 +128,18 @@ def test_advice_by_state(observations, settings, words):
     assert bool(advice) == bool(words), advice
 
 
+def test_an_engine_that_tells_nothing_is_given_as_many_slots_as_requests():
+    """Catches TensorRT-LLM with eight slots for hundreds of requests, of which nothing was said."""
+    stats = EngineStats(8, 0, AdviceKeys(requests="rollout.max_batch_size"), observes_scheduler=False)
+    for handed_over, said in ((8, []), (200, ["had 200 requests at once, and runs 8", "max_batch_size from 8 to 200"])):
+        stats.num_tokens, stats.handed_over = 1, handed_over
+        stats.drain()
+        advice = " ".join(stats.advice())
+        assert all(words in advice for words in said), advice
+        assert bool(advice) == bool(said)
+    assert stats.handed_over == 0
+
+
 def test_values_of_servers_that_run_already_are_not_known():
     """It catches the value of an option of ours that is said to be a server's."""
     assert KEYS.of_servers().memory == "the servers' mem_fraction_static"

@@ -231,6 +231,15 @@ def test_metrics_are_those_that_are_counted(ready: RolloutOnDouble) -> None:
     assert ready.advice() == []
 
 
+def test_requests_that_wait_for_slots_are_advised_about(ready: RolloutOnDouble) -> None:
+    """Catches requests that are not counted as they are handed over: the engine itself says nothing of them."""
+    ready._stats.max_num_seqs = 2
+    ready.generate(cases.requests(3), GREEDY)
+    ready.stats()
+    (advice,) = ready.advice()
+    assert "raise rollout.max_batch_size from 2 to 3" in advice
+
+
 def test_a_tensor_parallel_engine_takes_no_single_requests() -> None:
     engine = RolloutOnDouble(tensor_parallel_size=2)
     with pytest.raises(NotImplementedError, match="streaming"):

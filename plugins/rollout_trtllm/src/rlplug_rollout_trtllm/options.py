@@ -128,9 +128,13 @@ class TRTLLMOptions(EngineOptions):
                 f"tensor_parallel_size {self.tensor_parallel_size}: the GPUs of one model share its experts so."
             )
 
-    def stats(self) -> EngineStats:
-        """Return counters of tokens and time; the scheduler is not looked at, and the cache's size not told."""
-        return EngineStats(max_num_seqs=self.max_batch_size or 0, kv_cache_tokens=0, observes_scheduler=False)
+    def stats(self, is_alone: bool = True) -> EngineStats:
+        """Return counters of tokens and time; the scheduler is not looked at, and the cache's size not told.
+
+        Slots are compared with the requests of a trainer that has the engine ``is_alone``.
+        """
+        slots = (self.max_batch_size or 0) if is_alone else 0
+        return EngineStats(slots, kv_cache_tokens=0, keys=self.advice_keys(), observes_scheduler=False)
 
     def arguments(self, policy: PolicySpec, known: Collection[str]) -> dict[str, Any]:
         """Return the arguments of an engine as plain data, without those that follow from where it runs.

@@ -121,7 +121,7 @@ class TRTLLMRayRollout(TrackedEngine):
         engines = [RayEngine(self._ray.get_actor(name, namespace=NAMESPACE)) for name in hosts]
         first = placement.rank % len(engines)
         turns: Any = [*engines[first:], *engines[:first]]
-        self._stats, longest = self.options.stats(), self.options.longest(policy)
+        self._stats, longest = self.options.stats(is_alone=False), self.options.longest(policy)
         self._requests = TRTLLMRequests(loop, turns, policy, longest, self._stats, self.generate_deadline_s)
         where, seconds = ", ".join(sorted(set(hosts.values()))), time.perf_counter() - began
         rank_zero_info(f"TensorRT-LLM: {len(engines)} engines on {where}; started in {seconds:.0f} s")

@@ -228,6 +228,7 @@ class EngineRequests(ABC, Generic[Answer]):
             if not self._running:
                 self._busy_since = now
             self._running |= {running.name: running for running in started}
+            self.stats.handed_over = max(self.stats.handed_over, len(self._running))
         self.start(started)
         return started
 

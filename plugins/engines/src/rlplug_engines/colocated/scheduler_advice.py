@@ -62,7 +62,17 @@ class AdviceKeys:
 
 def suggest(stats: EngineStats) -> list[str]:
     """Return what to set, by what was observed since counters were drained; nothing of a scheduler that does well."""
-    return [*_scheduler(stats), *_graphs(stats)]
+    return [*_scheduler(stats), *_graphs(stats)] if stats.observes_scheduler else [*_unobserved(stats)]
+
+
+def _unobserved(stats: EngineStats) -> Iterator[str]:
+    """Yield advice about an engine that does not say what its scheduler does: what it was given is known."""
+    slots, handed = stats.max_num_seqs // stats.copies, math.ceil(stats.handed_over / stats.copies)
+    if 0 < slots < handed:
+        yield (
+            f"the engine had {handed} requests at once, and runs {slots}: raise {stats.keys.requests} from {slots} to "
+            f"{handed}, as far as its KV cache holds them, of which it says nothing."
+        )
 
 
 def _scheduler(stats: EngineStats) -> Iterator[str]:

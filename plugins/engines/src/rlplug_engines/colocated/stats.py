@@ -58,6 +58,8 @@ class EngineStats:
     """Fewest requests that ran while the KV cache was full; 0 while it never was."""
     api_cpu: float | None = None
     """Share of a core that the busiest process used that answers requests; ``None`` where it is not measured."""
+    handed_over: int = 0
+    """Most requests that the engine had at once, whether they ran or waited."""
     observations: int = 0
     """Times that the scheduler was looked at while it had requests."""
     recent_use: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -117,7 +119,7 @@ class EngineStats:
         self._advice = self._suggest_for_api() if self.num_tokens else []
         if self.observations >= LEAST_OBSERVATIONS:
             self.recent_use.append(self.kv_cache_use)
-        if self.num_tokens and self.observes_scheduler:
+        if self.num_tokens:
             self._advice = suggest(self) + self._advice
         self._reset()
         return metrics
@@ -141,7 +143,7 @@ class EngineStats:
 
     def _reset(self) -> None:
         self.num_tokens = self.aborted = self.running = self.waiting = self.preemptions = self.fitted = 0
-        self.generated_tokens = self.received_tokens = 0
+        self.generated_tokens = self.received_tokens = self.handed_over = 0
         self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
         self.observations = self._at_slots = self._at_cache = self._at_prefill = self._at_graphs = 0
         self.seconds = self.kv_cache_use = 0.0
