@@ -11,12 +11,13 @@ TABLE = Path(__file__).with_name("answer_table.txt")
 
 
 class Pair(NamedTuple):
-    """A completion with the answers that are accepted, and whether it gives one."""
+    """A completion with the answers that are accepted, whether it gives one, and whether a rule reads it."""
 
     kind: str
     references: tuple[str, ...]
     completion: str
     is_right: bool
+    is_read: bool = True
 
 
 def pairs() -> Iterator[Pair]:
@@ -30,5 +31,7 @@ def pairs() -> Iterator[Pair]:
             references = tuple(text.split(" || "))
         elif mark in ("+>", "->"):
             yield Pair(kind, references, text, mark == "+>")
+        elif mark == "?>":
+            yield Pair(kind, references, text, True, False)
         elif mark in ("+", "-"):
             yield Pair(kind, references, f"So it is $\\boxed{{{text}}}$.", mark == "+")

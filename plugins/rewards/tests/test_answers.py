@@ -25,7 +25,7 @@ def is_right(references, completion):
 @pytest.mark.parametrize("kind", dict.fromkeys(pair.kind for pair in TABLE))
 def test_answers_are_judged_as_by_hand(kind):
     chosen = [pair for pair in TABLE if pair.kind == kind]
-    wrong = [pair for pair in chosen if is_right(pair.references, pair.completion) != pair.is_right]
+    wrong = [pair for pair in chosen if is_right(pair.references, pair.completion) != (pair.is_right and pair.is_read)]
     assert wrong == []
 
 
@@ -33,6 +33,7 @@ def test_the_table_is_wide():
     counts = Counter(pair.is_right for pair in TABLE)
     assert min(counts.values()) > 600
     assert len({pair.kind for pair in TABLE}) > 20
+    assert sum(not pair.is_read for pair in TABLE) < 0.01 * len(TABLE)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])

@@ -9,6 +9,7 @@ from rlplug.interfaces.reward import Reward
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_rewards.answers.extraction import Found, after_thought, begins_thought, marked_answer
 from rlplug_rewards.patterns import compile_answer_pattern, last_match
+from rlplug_rewards.requests.counts import Counts
 
 
 class AnswerReward(Reward):
@@ -21,8 +22,12 @@ class AnswerReward(Reward):
             nothing else is. By default the answer is what a tag or ``\boxed{}`` marks, or what the text says.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
             marks in one counts.
+        marked_only: Give 0 where no pattern, tag or box marks the answer.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); the class name in lower case by default.
+
+    Attributes:
+        found: Counts of answers that are ``marked``, ``in_prose`` and ``missing``: prose is read with less certainty.
     """
 
     needs_answer = True
@@ -32,6 +37,7 @@ class AnswerReward(Reward):
         self,
         answer_pattern: str | None = None,
         finished_only: bool = False,
+        marked_only: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
@@ -39,6 +45,8 @@ class AnswerReward(Reward):
         reward = type(self).__name__
         self.answer_pattern = None if answer_pattern is None else compile_answer_pattern(reward, answer_pattern)
         self.finished_only = finished_only
+        self.marked_only = marked_only
+        self.found = Counts()
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         return [self._score(sample) for sample in samples]
@@ -74,6 +82,11 @@ class AnswerReward(Reward):
             return missing_answer(type(self).__name__)
         try:
             found = self._found(sample)
+            self.found.add(
+                marked=found is not None and found.is_marked,
+                in_prose=found is not None and not found.is_marked and not found.is_cut_off,
+                missing=found is None or found.is_cut_off,
+            )
             return 0.0 if found is None else self.score_answer(sample.prompt, found)
         except ValueError as problem:
             return RewardError(f"the prompt's answer cannot be used: {problem}")
@@ -89,7 +102,8 @@ class AnswerReward(Reward):
         if self.answer_pattern is not None:
             match = last_match(self.answer_pattern, rest)
             return None if match is None else Found(match, True)
-        return marked_answer(rest, is_cut_off) or Found(rest, False, is_cut_off)
+        marked = marked_answer(rest, is_cut_off)
+        return marked if marked is not None or self.marked_only else Found(rest, False, is_cut_off)
 
 
 def missing_answer(reward: str) -> RewardError:

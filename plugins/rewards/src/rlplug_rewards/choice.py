@@ -29,6 +29,7 @@ class MultipleChoice(AnswerReward):
             the choice, and nothing else is.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
             marks in one counts.
+        marked_only: Give 0 where no pattern, tag or box marks the answer.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``multiplechoice`` by default.
     """
@@ -38,13 +39,17 @@ class MultipleChoice(AnswerReward):
         choices_key: str = "choices",
         answer_pattern: str | None = None,
         finished_only: bool = False,
+        marked_only: bool = False,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(answer_pattern, finished_only, weight, name)
+        super().__init__(answer_pattern, finished_only, marked_only, weight, name)
         if not choices_key:
             raise ConfigError("MultipleChoice.choices_key is empty: name the field of a row that has its choices.")
         self.choices_key = choices_key
+
+    def pop_counts(self) -> Mapping[str, float]:
+        return self.found.pop()
 
     def check_prompt(self, prompt: Prompt) -> None:
         self._letters(prompt)

@@ -29,6 +29,7 @@ class MathVerify(AnswerReward):
             a sentence such as "The answer is 4." or the last sentence says.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
             marks in one counts.
+        marked_only: Give 0 where no pattern, tag or box marks the answer.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
@@ -39,15 +40,19 @@ class MathVerify(AnswerReward):
         self,
         answer_pattern: str | None = None,
         finished_only: bool = False,
+        marked_only: bool = False,
         timeout_s: float = 5.0,
         num_processes: int = 4,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(answer_pattern, finished_only, weight, name)
+        super().__init__(answer_pattern, finished_only, marked_only, weight, name)
         self._pool = _pool("MathVerify", "math_verify", num_processes, timeout_s)
         self.max_calls = num_processes
         self._readable: set[str] = set()
+
+    def pop_counts(self) -> Mapping[str, float]:
+        return self.found.pop()
 
     def notes(self) -> list[str]:
         return [f"{self.name}: {self._pool.isolation()}"]
@@ -81,6 +86,7 @@ class ReasoningGymReward(AnswerReward):
             the answer, and a completion without a match gets 0. By default the answer is the text in the last
             ``<answer>...</answer>`` or box, or all that follows the thought, stripped, where there is neither.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off.
+        marked_only: Give 0 where no pattern, tag or box marks the answer.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
@@ -93,12 +99,13 @@ class ReasoningGymReward(AnswerReward):
         self,
         answer_pattern: str | None = None,
         finished_only: bool = False,
+        marked_only: bool = False,
         timeout_s: float = 5.0,
         num_processes: int = 4,
         weight: float = 1.0,
         name: str | None = None,
     ) -> None:
-        super().__init__(answer_pattern, finished_only, weight, name)
+        super().__init__(answer_pattern, finished_only, marked_only, weight, name)
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
         self.max_calls = num_processes
 

@@ -20,7 +20,8 @@ LETTER: Final = (
 NAMED: Final = re.compile(
     r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|['’]s\b|\bare\b"
     r"|\bwould be\b|\bmust be\b|\bshould be\b|:|=|：)"
-    r"|\b(?:answer|choose|chose|choosing|pick|select|selected|go with|going with|choice|option)\b)\W{0,6}?"
+    r"|\b(?:answer|choose|chose|choosing|pick|select|selected|go with|going with|choice"
+    r"|option(?!\W{0,6}[A-J]\W{0,3}\s(?!is\b|fits?\b)[a-z]+s\b))\b)\W{0,6}?"
     r"(?:\s*(?:therefore|thus|then|clearly|simply|indeed|option|choice|letter|answer|the|is|likely|best|correct)\b\W{0,4}?)*\s*"
     + LETTER,
     re.IGNORECASE,
@@ -38,7 +39,7 @@ ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
 FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2}|\s[-–—](?=\s))[)*_`}\]$]*(?:\s|$)")
 LABEL: Final = re.compile(r"\b[A-J][).:]")
 DENIED_BEHIND: Final = re.compile(
-    r"[)*_\]]*\s*(?:\?|if\b|unless\b)"
+    r"[)*_\]]*\s*(?:\?|if\b|unless\b|(?:is|was) (?:about|for|from|used|what|where|how)\b)"
     r"|[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b(?!\W{0,6}[A-J]\b)|n['’]t\b|incorrect|wrong|false|too\b"
     r"|excluded|out\b)",
     re.IGNORECASE,

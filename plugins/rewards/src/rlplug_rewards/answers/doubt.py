@@ -14,7 +14,7 @@ GUESSES: Final = (
     r"|between\s+\\?[$€£]?-?\d|tempting|naive(?:ly)?|or so|remind(?:s|ed)|more information"
 )
 SUPPOSITIONS: Final = (
-    r"if|whether|suppose|assum(?:e|ing)|for (?:example|instance)|e\.g\.|such as|let['’]?s|let|please|need to"
+    r"if|whether|suppose|assum(?:e|ing)|for (?:example|instance)|e\.g\.|such as|let['’]?s|let|please|need (?:to|more)"
     r"|want to|verify|consider|try|trying"
     r"|to (?:solve|check|prove|show|find|compute|handle)"
     r"|(?:the|this) (?:problem|question|exercise) (?:has|asks|says|states|gives|mentions)"
@@ -63,4 +63,5 @@ def last_clause(text: str) -> str:
 
 
 def _in_words(text: str) -> str:
-    return re.sub(r"\\[a-zA-Z]+", " ", text)
+    """Return a text without commands, and without what a relative clause denies of some, who are no answer."""
+    return re.sub(r"\\[a-zA-Z]+|\b(?:who|that|which) (?:are|do|does|did|have|has|is|was|were) not\b", " ", text)

@@ -120,7 +120,7 @@ GREEK: Final = {
     for name in GREEK_NAMES
 } | {"µ": r"\mu ", "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "ϕ": r"\phi ", "θ": r"\theta "}
 DROPPED: Final = re.compile(
-    r"\\(?:left|right|bigg?|Bigg?|[bB]igg?[lrm]|displaystyle|textstyle|scriptstyle|limits|nolimits|boxed|fbox|!|null|cr)(?![A-Za-z])"
+    r"\\(?:left|right|bigg?|Bigg?|[bB]igg?[lrm]|displaystyle|textstyle|scriptstyle|limits|nolimits|boxed|fbox|!|null|cr|checkmark)(?![A-Za-z])"
     r"|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|center|multline|eqnarray|alignat|math|displaymath)\*?\}"
     r"|\\(?:text)?color\s*\{[^{}]*\}|\\color(?![A-Za-z])\s*[a-z]+|\\(?:bf|it|sf|tt|cal|tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
     r"|\\(?:left|right)\.|\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}"

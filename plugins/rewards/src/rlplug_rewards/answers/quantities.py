@@ -27,8 +27,12 @@ PERCENT: Final = re.compile(
     r"|loss)\b[\w\s]*)?\s*$",
     re.IGNORECASE,
 )
+CURRENCY_BEHIND: Final = re.compile(r"^\s*(-?\s*\d[\d.,{}]*)\s*([€£¥₹₩])\s*$")
+"""An amount with its currency behind it, as most of Europe writes it."""
 UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$])(?=[A-Za-z«\\¢])")
-KNOWN_UNIT_AT: Final = re.compile(r"(-?\s*[\d.,/]*\d\.?|.*[)}])(\s*)([A-Za-z]+(?:[\s/^A-Za-z\d{}*.-]*))")
+KNOWN_UNIT_AT: Final = re.compile(
+    r"(-?\s*[\d.,/]*\d\.?|.*[)}]|.*\\pi(?=\s+[A-Za-z]{2}))(\s*)([A-Za-z]+(?:[\s/^A-Za-z\d{}*.-]*))"
+)
 UNIT_FRACTION: Final = re.compile(
     r"(?<=[\d})])\s*\\frac\s*\{\s*(m|[a-z][A-Za-z]+)\s*\}\s*\{\s*((?:[smhL]|[a-z][A-Za-z]+)(?:\s*\^\s*\{?\d\}?)?)\s*\}$"
 )
@@ -114,6 +118,7 @@ def read_ratio(text: str) -> Value | None:
 def read_quantity(text: str) -> Value | None:
     text = re.sub(r"(?<=\d)\s*\\Omega\s*$", " ohms", join(text))
     text = UNIT_FRACTION.sub(r" \1/\2", text)
+    text = CURRENCY_BEHIND.sub(r"\2\1", text)
     text = re.sub(r"\\deg\s*([CF])\s*$", r"\\deg «\1»", text)
     shorter = PERCENT.sub("", text)
     if shorter != text:

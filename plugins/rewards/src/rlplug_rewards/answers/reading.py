@@ -257,7 +257,7 @@ def _is_phrase(name: str) -> bool:
 
 def read_sets(text: str, depth: int) -> Value | None:
     r"""Read unions, conditions that "or" and "and" join, ``x \in ...`` and sets in braces."""
-    match = re.fullmatch(r"(\w+(?:_\{?\w+\}?)?)\s*\\in\s*(.+)", text)
+    match = re.fullmatch(r"(\w+(?:_\{?\w+\}?)?|\(\w(?:,\s*\w)+\))\s*\\in\s*(.+)", text)
     if match is not None and not RELATION.search(match[2]):
         return read_clean(match[2], depth + 1)
     if (inner := inside(text, "⦃", "⦄")) is not None:

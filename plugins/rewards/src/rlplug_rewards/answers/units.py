@@ -92,7 +92,7 @@ REFUSED: Final = frozenset(
         *("since", "while", "sqrt", "sin", "cos", "tan", "log", "ln", "pi", "infinity", "x", "y", "z", "versus"),
         *("vs", "with", "without", "wait", "no", "wrong", "incorrect", "below", "under", "above", "less"),
         *("fewer", "short", "off", "ago", "before", "after", "past", "until", "from", "deep", "choose", "again"),
-        *("remains", "holds", "fails", "works", "follows", "suffices"),
+        *("has", "have", "had", "remains", "holds", "fails", "works", "follows", "suffices"),
     }
 )
 IGNORED: Final = frozenset(
@@ -180,7 +180,7 @@ def _counted(text: str) -> Unit | None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z\s'/.()-]*", text):
         return None
     words = [word for word in re.split(r"[^A-Za-z']+", text.lower()) if word]
-    if not words or len(words) > 7 or any(word in REFUSED for word in words) or (len(words) == 1 and len(words[0]) < 3):
+    if not words or len(words) > 5 or any(word in REFUSED for word in words) or (len(words) == 1 and len(words[0]) < 3):
         return None
     return Unit(words=frozenset(_singular(word) for word in words if word not in IGNORED))
 

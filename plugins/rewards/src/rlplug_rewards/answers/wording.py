@@ -43,13 +43,14 @@ EXCEPT: Final = re.compile(
 MONTH: Final = "january|february|march|april|may|june|july|august|september|october|november|december"
 DATE: Final = re.compile(
     rf"(?:(?P<month>{MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<then>{MONTH}))(?P<year> \d{{4}})?"
+    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<then>{MONTH}))(?P<year>,? \d{{4}})?"
 )
 SIGNED: Final = {"positive": "> 0", "negative": "< 0", "nonnegative": r"\ge 0", "nonpositive": r"\le 0"}
 REALS: Final = re.compile(
     r"(?:set of )?(?:all |any |every )?(?:(?P<sign>(?:non-?)?(?:positive|negative)) real(?:s| numbers?)(?: x)?"
     r"|real(?:s| numbers?)(?: x)?(?: that are)? (?P<order>greater|larger|more|less|smaller) than"
-    r"(?P<closed> or equal to)? (?P<bound>\S+))"
+    r"(?P<closed> or equal to)? (?P<bound>\S+))",
+    re.IGNORECASE,
 )
 """Sets of real numbers in words: ``all non-negative real numbers``, ``real numbers less than 3``."""
 SUCH_THAT: Final = re.compile(

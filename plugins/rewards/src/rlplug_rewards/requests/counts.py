@@ -1,4 +1,4 @@
-"""Counts of what a reward asked of its server."""
+"""Counts of a reward: what it asked of its server, and what it found."""
 
 from __future__ import annotations
 
