@@ -96,6 +96,15 @@ def test_only_what_is_marked_counts_in_a_completion_that_was_cut_off(make_sample
     assert MathVerify(finished_only=True, num_processes=1).score(cut_off[:1]) == [0.0]
 
 
+def test_prose_is_counted_and_can_be_refused(make_sample):
+    """A run whose policy marks nothing would not be told that its answers were read from prose."""
+    samples = [make_sample(text) for text in (r"\boxed{4}", "The answer is 4.", "<think>4")]
+    counted = MathVerify(num_processes=1)
+    assert counted.score(samples) == [1.0, 1.0, 0.0]
+    assert counted.pop_counts() == {"marked": 1, "in_prose": 1, "missing": 1}
+    assert MathVerify(marked_only=True, num_processes=1).score(samples) == [1.0, 0.0, 0.0]
+
+
 def test_a_thought_that_the_prompt_began_is_no_answer(make_sample, math_verify):
     sample = make_sample(r"\boxed{4}")
     begun = dataclasses.replace(sample, prompt=dataclasses.replace(sample.prompt, text="2 + 2?<think>\n"))

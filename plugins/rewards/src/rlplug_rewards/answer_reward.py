@@ -20,9 +20,8 @@ class AnswerReward(Reward):
     Args:
         answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
             nothing else is. By default the answer is what a tag or ``\boxed{}`` marks, or what the text says.
-        finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
-            marks in one counts.
-        marked_only: Give 0 where no pattern, tag or box marks the answer.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
+        marked_only: Give 0 where nothing marks the answer.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); the class name in lower case by default.
 

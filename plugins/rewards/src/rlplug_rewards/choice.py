@@ -27,9 +27,8 @@ class MultipleChoice(AnswerReward):
             has it. Where a row has it, what a tag or box marks may be the text of a choice instead of its letter.
         answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
             the choice, and nothing else is.
-        finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
-            marks in one counts.
-        marked_only: Give 0 where no pattern, tag or box marks the answer.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
+        marked_only: Give 0 where nothing marks the answer.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``multiplechoice`` by default.
     """

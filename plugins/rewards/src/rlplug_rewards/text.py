@@ -31,7 +31,7 @@ class ExactMatch(AnswerReward):
         answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
             the answer, and nothing else is. By default, it is what a tag or ``\boxed{}`` marks, or the whole text.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off.
-        marked_only: Give 0 where no pattern, tag or box marks the answer.
+        marked_only: Give 0 where nothing marks the answer.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``exactmatch`` by default.
     """

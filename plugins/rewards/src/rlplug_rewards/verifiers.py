@@ -27,9 +27,8 @@ class MathVerify(AnswerReward):
         answer_pattern: Regular expression with a capture group: the first group of its last match after the thought is
             the answer, and nothing else is. By default, it is what the last ``<answer>`` or ``\boxed{}`` marks, or what
             a sentence such as "The answer is 4." or the last sentence says.
-        finished_only: Give 0 to completions that a limit of tokens or turns cut off. By default, what a tag or box
-            marks in one counts.
-        marked_only: Give 0 where no pattern, tag or box marks the answer.
+        finished_only: Give 0 to completions that a limit of tokens or turns cut off.
+        marked_only: Give 0 where nothing marks the answer.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
@@ -86,7 +85,7 @@ class ReasoningGymReward(AnswerReward):
             the answer, and a completion without a match gets 0. By default the answer is the text in the last
             ``<answer>...</answer>`` or box, or all that follows the thought, stripped, where there is neither.
         finished_only: Give 0 to completions that a limit of tokens or turns cut off.
-        marked_only: Give 0 where no pattern, tag or box marks the answer.
+        marked_only: Give 0 where nothing marks the answer.
         timeout_s: Longest time for one sample, in seconds.
         num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
