@@ -9,6 +9,7 @@ From a completion to a verdict, with the modules of each stage::
        | choices         a letter, or several, where the reference is one
        | prose           texts of unmarked prose that may be the answer, the likeliest first
        |   sentences       without programs, remarks, emphasis and what words of correction take back
+       |   clauses         the main one of a sentence; phrases: the values in it
        |   doubt           sentences that deny, doubt, suppose or ask
        v
     reading              what a candidate means, one of the types in ``values``, the most structured first
