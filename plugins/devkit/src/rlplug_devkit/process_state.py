@@ -138,9 +138,7 @@ def process_state() -> dict[str, Any]:
         "loggers of the run": {name: _levels(logging.getLogger(name)) for name in LOGGERS},
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
         "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
-        "functions of modules": {
-            text: id(getattr(module, name, None)) for text, module, name in SHARED_FUNCTIONS
-        },
+        "functions of modules": {text: id(getattr(module, name, None)) for text, module, name in SHARED_FUNCTIONS},
         "the longest integer as text": sys.get_int_max_str_digits(),
         "the time zone": time.tzname,
         "the folder of temporary files": tempfile.gettempdir(),
