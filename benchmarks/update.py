@@ -116,7 +116,7 @@ class Measured(LightningModule):
         parts = [make_part(text) for text in VARIANTS[self.variant.removesuffix(SHARED)]]
         optimizations = [part for part in parts if isinstance(part, Optimization)]
         (self.model_trainer,) = [part for part in parts if isinstance(part, ModelTrainer)] or [TRANSFORMERS]
-        self.model_trainer.check(config, "model.policy", self.trainer.strategy.tensor_size)
+        self.model_trainer.check(config, "model.policy", self.trainer.strategy.mesh_sizes(self.trainer.world_size))
         rank = self.options.lora
         lora = LoRAConfig(rank=rank, alpha=2 * rank, seed=1) if rank else None
         self.policy, effects = build_policy(config, optimizations, self.trainer.strategy, self.model_trainer, lora=lora)

@@ -197,7 +197,7 @@ def _umask() -> str | None:
 
 def _environment() -> dict[str | bytes, str | bytes]:
     """Return the environment's variables; where os.environ is Python's own, as bytes, which need no decoding."""
-    variables: Mapping[str | bytes, str | bytes] = getattr(os.environ, "_data", os.environ)
+    variables: Any = getattr(os.environ, "_data", os.environ)
     return {name: value for name, value in variables.items() if name not in OF_OTHERS}
 
 

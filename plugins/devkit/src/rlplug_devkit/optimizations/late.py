@@ -111,8 +111,8 @@ class LateChecks(PassChecks):
         for request, values in expected.items():
             what = f"{request}: {model} on {mesh} with {variant}"
             advice = "Read all of a LogprobRequest, or leave the LM head alone."
-            pair = (dict(zip(VALUES, each, strict=True)) for each in (found[request], values))
-            assert_close(*pair, self.tolerance, what, advice)
+            named = [dict(zip(VALUES, each, strict=True)) for each in (found[request], values)]
+            assert_close(named[0], named[1], self.tolerance, what, advice)
 
     def test_measured_entropies_have_no_gradient(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str

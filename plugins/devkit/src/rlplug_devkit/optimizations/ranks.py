@@ -170,7 +170,7 @@ class Optimized(LateProbes):
         entropy_mode: EntropyMode | None = None,
     ) -> Tensor:
         """Return logprobs, entropies and logprobs as sampled of all ranks' rows, [3, B, T]; with gradients to train."""
-        micro_batches, strategy = self.my_rows(size), self.strategy
+        micro_batches, strategy = self.my_rows(size, batch.num_sequences), self.strategy
         whole = torch.zeros(3, *batch.input_ids.shape)
         mode = entropy_mode or ("gradient" if train else "value")
         for number, indices in enumerate(micro_batches, start=1):

@@ -52,7 +52,7 @@ class Measured:
         self.case = case
         self.strategy = strategy
         self.config = ModelConfig(str(case.folder), dtype="float32")
-        self.guard = ProcessGuard(kept=[case.folder], free=["/"], only_kept=True)
+        self.guard = ProcessGuard(kept=[case.folder], only_kept=True)
         self.policy: Any = None
         self.optimizer: Any = None
 
@@ -166,7 +166,7 @@ class Measured:
         """Return logprobs of rows of which one is long, in one packed row."""
         return self.run(rows(lengths=LONG_LENGTHS), len(LONG_LENGTHS))
 
-    def kept(self) -> int:
+    def kept_tensors(self) -> int:
         """Return how many more tensors are alive after some passes than before."""
         for size in (1, rows().num_sequences):  # what is made once for a size may stay
             self.run(rows(), size)
@@ -255,7 +255,7 @@ PROBES: Final[tuple[Callable[[Measured], Any], ...]] = (
     Measured.random,
     Measured.forward,
     Measured.long,
-    Measured.kept,
+    Measured.kept_tensors,
     Measured.twice,
     Measured.gradients,
     Measured.clip,

@@ -55,7 +55,7 @@ class PassChecks(TrainerChecks):
         )
 
     def test_passes_leave_nothing_behind(self, bench: TrainerBench, model: str, mesh: str) -> None:
-        kept = bench.value(model, mesh, "kept")
+        kept = bench.value(model, mesh, "kept_tensors")
         assert kept < NUM_PASSES, (
             f"{kept} more tensors of {model} on {mesh} are alive after {NUM_PASSES} passes than before: keep none of a "
             "pass, or memory fills up."
