@@ -193,6 +193,8 @@ def score(trajectories: list[Any], tokenizer: Any, phases: Phases) -> list[Any]:
 
 def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: Any, phases: Phases) -> Any:
     """Return the first micro-batch, where tokens stay on the rank that generated them."""
+    from torch import distributed as dist
+
     from rlplug.distributed.exchange import exchange_arrays, gather_arrays
     from rlplug.training.advantages import compute_advantages
     from rlplug.training.passes import MicroBatchRunner
@@ -203,7 +205,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
 
     size, device = strategy.world_size, strategy.root_device
     strategy.global_rank, strategy.data_size, strategy.data_ranks = strategy.data_rank, size, list(range(size))
-    strategy.gather_arrays = lambda array: gather_arrays(array, size, device)
+    strategy.gather_arrays = lambda array: gather_arrays(array, size, device, dist.group.WORLD)
     strategy.exchange_arrays = lambda parts, lengths: exchange_arrays(parts, lengths, device)
     with phases.phase("select"):
         groups = plan.num_completions // GROUP_SIZE

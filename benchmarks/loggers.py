@@ -25,6 +25,7 @@ from typing import Any, Final
 from rlplug_watch.loggers.phase_spans import PhaseSpans
 from rlplug_watch.loggers.prometheus import PrometheusLogger
 
+from rlplug.interfaces.observer import ObservedRun
 from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.phase_timer import PHASES, PhaseTimer
 
@@ -80,14 +81,14 @@ def scraped(port: int, every_s: float) -> Iterator[list[float]]:
 def time_prometheus(rows: list[dict[str, float]], every_s: float | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         logger = PrometheusLogger(port=0)
-        logger.start_run(Path(folder))
+        logger.begin(ObservedRun(Path(folder), stage="fit", is_first_rank=True, report=False))
         seconds, answers = [], []
 
         def log() -> None:
             for step in range(NUM_STEPS):
                 began = time.perf_counter()
                 logger.log_metrics(rows[step % len(rows)], step=step)
-                logger.follow_engines(None)
+                logger.engine_started(None)
                 seconds.append(time.perf_counter() - began)
                 time.sleep(0.001)
 
