@@ -69,7 +69,7 @@ def test_what_grows_without_bound_is_refused(folder: Path, parts: dict[str, Any]
     change(folder, **parts)
     reason = tokenizer_reader.refusal(str(folder / "tokenizer.json"), [])
     assert f"it may make {message}" in reason
-    assert reason.endswith("as long, and none does more than 128 times")
+    assert reason.endswith("as long, and none does more than 512 times")
 
 
 KNOWN: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ MOST_BYTES: Final = 32 << 20
 """Size of a file beside ``tokenizer.json``, which names added tokens at most."""
 MOST_ADDED: Final = 200_000
 """Added tokens, for each of which transformers takes up to 70 microseconds; models of speech have 65,536."""
-MOST_GROWTH: Final = 128
+MOST_GROWTH: Final = 512
 """Longest text, or number of tokens, that comes of a text of length 1; of T5's tokenizer it is 72."""
 STEPS: Final = ("normalizers", "pretokenizers", "processors", "decoders")
 GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 2, "Metaspace": 2}
