@@ -20,6 +20,8 @@ Mark: TypeAlias = Literal["line", "dot", "area", "band"]
 
 HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey", "brown", "slate", "olive")
 """Colours of the Okabe-Ito palette, which colour-blind readers can tell apart, and three more."""
+FEW_STEPS: Final = 10
+"""Steps of a run at which each has a mark of its own."""
 FEW_POINTS: Final = 40
 """Largest number of points of a line that also gets markers: a single step would be invisible otherwise."""
 MANY_MARKS: Final = 60
@@ -173,8 +175,11 @@ def _short(value: float) -> float | None:
 def _x_range(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the range of a chart's x axis: plotly's own has wider margins for markers than for lines."""
     steps = [step for trace in traces for step in trace["x"]]
-    margin = 0.012 * (max(steps) - min(steps))
-    return {"range": [min(steps) - margin, max(steps) + margin]} if margin else {"nticks": 1}
+    margin = 0.012 * (length := max(steps) - min(steps))
+    if not margin:
+        return {"nticks": 1}
+    whole = {"dtick": 1} if length < FEW_STEPS else {}  # plotly would mark halves of a step
+    return {"range": [min(steps) - margin, max(steps) + margin], **whole}
 
 
 def layout(x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ export function showRuns(container, signal) {
     }
     const running = answer.runs.filter((run) => run.status === "running").length;
     const shown = runs.length === answer.runs.length ? "" : `${runs.length} of `;
-    about.textContent = `${shown}${answer.runs.length} runs${running ? `, ${running} running` : ""}`;
+    about.textContent = `${shown}${answer.runs.length} ${answer.runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}`;
     sheet.parentElement.hidden = !answer.runs.length;
     tell();
   }

@@ -128,7 +128,7 @@ function tokensAddress(run, sample) {
 function facts(sample) {
   return [
     sample.phase === "train" ? null : el("span", { class: "tag" }, sample.phase),
-    el("span", {}, `${sample.num_tokens} tokens`),
+    el("span", {}, `${sample.num_tokens} ${sample.num_tokens === 1 ? "token" : "tokens"}`),
     sample.num_turns > 1 && el("span", {}, `${sample.num_turns} turns`),
     el("span", { class: sample.finish_reason === "stop" ? undefined : "warn" }, sample.finish_reason),
     sample.policy_version !== null && el("span", {}, `version ${sample.policy_version}`),
