@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         StepRecord,
         Validation,
     )
-    from rlplug.interfaces.optimization import Effect, Optimization
+    from rlplug.interfaces.optimization import Effect, Network, Optimization
     from rlplug.interfaces.reward import Reward
     from rlplug.interfaces.rollout import (
         EngineCapabilities,
@@ -45,7 +45,16 @@ if TYPE_CHECKING:
 __all__ = ["GPU", "NOT_RECORDED", "ActivationTraits", "AdapterWeights", "Advantages", "Algorithm", "Bucket"]
 __all__ += ["Denominators", "Effect", "EngineCapabilities", "EngineFault", "EngineMemory", "EngineMemoryRequest"]
 __all__ += ["Environment", "ExperimentLog", "FP8Weights", "HFWeight", "LossDivisor", "LossOutput"]
-__all__ += ["MemoryDecisions", "Message", "ModelConfig", "ModelTrainer", "Needs", "ObservedRun", "Optimization"]
+__all__ += [
+    "MemoryDecisions",
+    "Message",
+    "ModelConfig",
+    "ModelTrainer",
+    "Needs",
+    "Network",
+    "ObservedRun",
+    "Optimization",
+]
 __all__ += ["Placement", "PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay", "RouterShape"]
 __all__ += ["RunInfo", "RunObserver", "ScrapeTargets", "SleepingPart", "StepRecord", "StepResult", "SyncReport"]
 __all__ += ["TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims", "Validation", "WeightsOfParameters"]
@@ -56,7 +65,7 @@ _MODULES = {
     "memory": "ActivationTraits EngineMemory EngineMemoryRequest",
     "memory_plan": "GPU MemoryDecisions",
     "observer": "ExperimentLog ObservedRun ProfiledSteps RunObserver StepRecord Validation",
-    "optimization": "Effect Optimization",
+    "optimization": "Effect Network Optimization",
     "reward": "Reward",
     "rollout": "EngineCapabilities EngineFault Placement PolicySpec RolloutEngine ScrapeTargets SleepingPart",
     "router_replay": "NOT_RECORDED RouterReplay RouterShape replace_choice replayed",

@@ -39,7 +39,6 @@ if MYPY:
 
     from rlplug.recording.changes import Changes
 
-
 DEFAULT_COMPILE_CACHE: Final = "~/.cache/rlplug/compile"
 RUN_FOLDER_VARIABLE: Final = "RLPLUG_RUN_FOLDER"
 """Environment variable with the folder of a run, where whoever starts its ranks has made it."""
@@ -61,8 +60,7 @@ class RunFolder(Callback, RunObserver):
             writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
-        allow_changes: What may differ from the checkpoint that a run resumes from: ``data``, ``code``,
-            ``versions`` or keys of ``model``.
+        allow_changes: What may differ from a checkpoint: ``data``, ``code``, ``versions`` or keys of ``model``.
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
             runs to load; ``null`` leaves it to each library.
         verbose: Print the batch plan, the memory plan and where compiled code is kept, before the first step.

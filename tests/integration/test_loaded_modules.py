@@ -35,9 +35,9 @@ main(sys.argv[1:])
 """Ends where torch would be imported."""
 ALWAYS = {
     *("plugin", "memory_errors", "report_writer", "card_writer", "shared_prefixes", "compiler", "block_forward"),
-    *("chat_templates", "compile_cache"),
+    *("chat_templates", "tokenizer_files", "compile_cache"),
 }
-"""Modules of plugins that each run imports: what registers, observers, the layout of rows, and what bounds a template
+"""Modules of plugins that each run imports: what registers, observers, the layout of rows, and what bounds a tokenizer
 and keeps compiled code."""
 
 

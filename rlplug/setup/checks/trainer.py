@@ -131,9 +131,7 @@ def check_optimizations(optimizations: Sequence[Optimization], networks: Set[str
     """Refuse an optimization of none of the run's ``networks``, and two that one of them cannot have together."""
     for each in optimizations:
         if not networks & {*each.applies_to}:
-            raise ConfigError(
-                f"model.optimizations has {type(each).__name__} for no model that the run has: remove it."
-            )
+            raise ConfigError(f"model.optimizations has {type(each).__name__} for no model of the run: remove it.")
     for first, second in itertools.combinations(optimizations, 2):
         names = (type(first).__name__, type(second).__name__)
         reason = first.conflicts.get(names[1]) or second.conflicts.get(names[0])
@@ -141,7 +139,5 @@ def check_optimizations(optimizations: Sequence[Optimization], networks: Set[str
         if shares and type(first) is type(second):
             raise ConfigError(f"model.optimizations has {names[0]} twice: remove one.")
         if shares and reason is not None:
-            raise ConfigError(
-                f"model.optimizations has {names[0]} and {names[1]}, which do not go together: {reason}. Remove one of "
-                "the two."
-            )
+            problem = f"{names[0]} and {names[1]}, which do not go together: {reason}"
+            raise ConfigError(f"model.optimizations has {problem}. Remove one of the two.")

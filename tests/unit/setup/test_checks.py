@@ -214,7 +214,7 @@ def test_optimizations_that_go_together():
 
 def test_an_optimization_of_no_model_is_refused():
     """Catches one for the critic alone that would do nothing, without a word, where the critic has no trunk."""
-    with pytest.raises(ConfigError, match="has Fast for no model that the run has: remove it"):
+    with pytest.raises(ConfigError, match="has Fast for no model of the run: remove it"):
         check_optimizations([Plain(), only("critic", Fast())], POLICY)
 
 

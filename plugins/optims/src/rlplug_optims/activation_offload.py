@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug.interfaces.optimization import Network
+from rlplug.interfaces import ActivationTraits, Effect, Network, Optimization
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.host_stash import HostStash
 from rlplug_optims.networks import chosen_networks

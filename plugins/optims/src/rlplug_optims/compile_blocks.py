@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
-from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug.interfaces.optimization import Network
+from rlplug.interfaces import ActivationTraits, Effect, Network, Optimization
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.compiler import let_lengths_vary, stop_when_not_compiled
 from rlplug_optims.networks import chosen_networks

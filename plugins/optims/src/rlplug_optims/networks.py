@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Optimization
-from rlplug.interfaces.optimization import Network
+from rlplug.interfaces import Network, Optimization
 
 
 def chosen_networks(optimization: Optimization, networks: Sequence[Network] | None) -> tuple[Network, ...]:

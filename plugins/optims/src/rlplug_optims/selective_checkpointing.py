@@ -15,8 +15,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 import rlplug_optims.shared_prefixes.tree_attention as tree_attention
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug.interfaces.optimization import Network
+from rlplug.interfaces import ActivationTraits, Effect, Network, Optimization
 from rlplug_optims import flash_attention
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed

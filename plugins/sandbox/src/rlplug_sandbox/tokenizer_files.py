@@ -12,11 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from rlplug_sandbox import tokenizer_reader
 from rlplug_sandbox.chat_templates import program_command
+
+READER: Final = Path(__file__).with_name("tokenizer_reader.py")
 
 FILES: Final = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 CPU_S: Final = 60
+MEMORY_BYTES: Final = 4 << 30
+"""Address space of the process; Gemma's tokenizer, of 262,144 tokens, takes a quarter."""
+DEADLINE_S: Final = 1800
+"""Of a file that does not answer; a busy machine may take long for 60 s of a processor."""
 
 
 @functools.cache
@@ -29,19 +34,20 @@ def require_bounded(path: str) -> None:
     files = [_found(path, name) for name in FILES]
     if files[0] is None:
         return
-    from rlplug.distributed.child_process import ChildProcess, ending
-
-    command, environment = program_command(Path(tokenizer_reader.__file__))
+    command, environment = program_command(READER)
     environment |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command += [str(CPU_S), *filter(None, files)]
-    process = ChildProcess(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    reason = process.communicate()[0].decode(errors="replace").strip()
-    if process.returncode == -signal.SIGXCPU:
+    command += [str(CPU_S), str(MEMORY_BYTES), *filter(None, files)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"reading it takes longer than {DEADLINE_S} s") from error
+    reason = done.stdout.decode(errors="replace").strip()
+    if done.returncode == -signal.SIGXCPU:
         reason = f"reading it takes longer than {CPU_S} s"
-    elif process.returncode == -signal.SIGABRT:
-        reason = f"reading it takes more than {tokenizer_reader.MEMORY_BYTES >> 30} GiB of memory"
-    elif process.returncode:
-        reason = f"the process that reads it {ending(process.returncode)}"
+    elif done.returncode == -signal.SIGABRT:
+        reason = f"reading it takes more than {MEMORY_BYTES >> 30} GiB of memory"
+    elif done.returncode:
+        reason = f"the process that reads it ended with status {done.returncode}"
     if reason:
         raise ValueError(reason)
 

@@ -1,6 +1,6 @@
 """Program that reads a tokenizer's files within limits, before a trainer does. It loads nothing of rlplug::
 
-    python tokenizer_reader.py CPU_S tokenizer.json [tokenizer_config.json ...]
+    python tokenizer_reader.py CPU_S MEMORY_BYTES tokenizer.json [tokenizer_config.json ...]
 
 It prints why they are refused, or nothing.
 """
@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-MEMORY_BYTES: Final = 4 << 30
-"""Address space of the process; Gemma's tokenizer, of 262,144 tokens, takes a quarter."""
 MOST_BYTES: Final = 32 << 20
 """Size of a file beside ``tokenizer.json``, which names added tokens at most."""
 MOST_ADDED: Final = 200_000
@@ -95,9 +93,9 @@ def affixes(model: Any) -> list[str]:
 
 def main() -> None:
     """Print why the files of the command line are refused."""
+    cpu_s, memory_bytes, tokenizer_json, *others = sys.argv[1:]
     if sys.platform == "linux":  # macOS refuses it
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    cpu_s, tokenizer_json, *others = sys.argv[1:]
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))  # its signal ends the process, in C code too
     try:
         print(refusal(tokenizer_json, others))
