@@ -25,6 +25,13 @@ TYPES = {
     "more": {"type": "object"},
     "limit": {"type": "integer", "nullable": True},
 }
+STOPS = {"type": "object", "properties": {"name": {"type": "string"}, "hours": {"type": "array"}}}
+PLANNED = {
+    "title": {"type": "string"},
+    "item": {"type": "object"},
+    "stops": {"anyOf": [{"type": "null"}, {"type": "array", "items": STOPS}]},
+    "extra": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 
 
 def schema(name, properties):
@@ -32,7 +39,7 @@ def schema(name, properties):
     return {"type": "function", "function": {"name": name, "description": "?", "parameters": parameters}}
 
 
-TOOLS = [schema("weather", TYPES), schema("now", {})]
+TOOLS = [schema("weather", TYPES), schema("now", {}), schema("plan", PLANNED)]
 ARGUMENTS = {
     "city": 'Paris: "a" <b>\n  x',
     "zip": "75001",
@@ -85,6 +92,18 @@ ONE = [ToolCall("weather", {"city": "Paris", "days": 3})]
 NONE = [ToolCall("now", {})]
 JSON = '{"name": "weather", "arguments": {"city": "Paris", "days": 3}}'
 LLAMA = JSON.replace("arguments", "parameters")
+
+
+def m3(text):
+    """Return a call with the mark that MiniMax M3 writes in front of each tag; here it is a dollar sign."""
+    return text.replace("$", "]<]minimax[>[")
+
+
+def plamo(name, arguments):
+    """Return a request as PLaMo 3's template writes it."""
+    parts = {"tool_name": name, "tool_arguments": f"<|plamo:constrain|>json<|plamo:msg|>{arguments}"}
+    inner = "".join(f"<|plamo:begin_{key}:plamo|>{text}<|plamo:end_{key}:plamo|>" for key, text in parts.items())
+    return f"<|plamo:begin_tool_request:plamo|>{inner}<|plamo:end_tool_request:plamo|>"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +166,62 @@ LLAMA = JSON.replace("arguments", "parameters")
             ONE,
         ),
         ("invoke", '<function_calls><invoke name="now"></invoke></function_calls>', NONE),
+        # MiniMax M3: elements within elements, lists of <item>, and text that looks like tags without their mark
+        (
+            "minimax_m3",
+            m3('$<tool_call>\n$<invoke name="weather">$<city>Paris$</city>$<days>3$</days>$</invoke>\n$</tool_call>'),
+            ONE,
+        ),
+        ("minimax_m3", m3('$<tool_call>$<invoke name="now">$</invoke>$<invoke name="now">$</invoke>'), NONE * 2),
+        ("minimax_m3", m3('<tool_call>\n$<invoke name="now">$</invoke>$</tool_call>'), NONE),
+        (
+            "minimax_m3",
+            m3(
+                '$<tool_call>$<invoke name="weather">$<city>\n<b>\n  x</b> </invoke>\n$</city>$<late>true$</late>'
+                "$<hours>$<item>1$</item>$<item>2.5$</item>$</hours>$<more>$<k>v$</k>$</more>$</invoke>$</tool_call>"
+            ),
+            [
+                ToolCall(
+                    "weather",
+                    {"city": "<b>\n  x</b> </invoke>", "late": True, "hours": [1, 2.5], "more": {"k": "v"}},
+                )
+            ],
+        ),
+        (
+            "minimax_m3",
+            m3(
+                '$<tool_call>$<invoke name="plan">$<title>7$</title>$<item>$<item>1$</item>$</item>\n$<stops>\n'
+                "$<item>$<name>12$</name>$<hours>[9, 17]$</hours>$</item>\n$<item>$<hours>$</hours>$</item>$</stops>"
+                "$<extra>$<a>1$</a>$</extra>$</invoke>$</tool_call>"
+            ),
+            [
+                ToolCall(
+                    "plan",
+                    {
+                        "title": "7",
+                        "item": {"item": 1},
+                        "stops": [{"name": "12", "hours": [9, 17]}, {"hours": []}],
+                        "extra": {"a": "1"},
+                    },
+                )
+            ],
+        ),
+        (
+            "minimax_m3",
+            m3('$<tool_call>$<invoke name="f">$<a>$<item>1$</item>$<item>x$</item>$</a>$<b>$<c>2$</c>$</b>$</invoke>'),
+            [ToolCall("f", {"a": [1, "x"], "b": {"c": 2}})],
+        ),
+        ("minimax_m3", m3('<mm:think>$<invoke name="f">?</mm:think>$<tool_call>$<invoke name="now">$</invoke>'), NONE),
+        (
+            "plamo3",
+            "<|plamo:begin_tool_requests:plamo|>"
+            + plamo("weather", '{"city": "Paris", "days": 3}')
+            + plamo("now", "{}")
+            + "<|plamo:end_tool_requests:plamo|><|plamo:tag|>",
+            ONE + NONE,
+        ),
+        ("plamo3", plamo("now", ""), NONE),
+        ("plamo3", plamo("now", "{}").replace("<|plamo:constrain|>json", "").partition("<|plamo:end_tool_a")[0], NONE),
         (
             "kimi_k2",
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
@@ -227,6 +302,17 @@ def test_a_familys_call_is_read_with_and_without_its_name(call_format, text, exp
         ("<function_calls>weather(1)</function_calls>", "must be named"),
         ("<|tools_prefix|>[4]<|tools_suffix|>", "must be an object"),
         ('<invoke name="weather">Paris</invoke>', "belongs"),
+        (m3('$<invoke name="weather">$<city>Par'), '"city" is not closed'),
+        (m3('$<invoke name="weather">$<city>Paris$</invoke>'), '"city" is not closed'),
+        (m3('$<invoke name="weather">$<city>a$</city>$<city>b$</city>$</invoke>'), '"city" is given twice'),
+        (m3('$<invoke name="weather">$<more>a$<k>v$</k>$</more>$</invoke>'), '"more" has text beside its elements'),
+        (m3('$<invoke name="weather">$</city>$</invoke>'), '"city", which is not open'),
+        (m3('$<invoke name="weather"><city>Paris</city>$</invoke>'), "belongs"),
+        (m3('$<tool_call><invoke name="weather"></invoke>'), "a call must be"),
+        (m3('$<invoke name="weather">' + "$<a>" * 200), "more than 100 elements"),
+        ("<|plamo:begin_tool_requests:plamo|>", "a call must be"),
+        (plamo("weather", '{"city": "Par')[:-90], "not valid JSON"),
+        (plamo("weather", "{}")[:70], "a call must be"),
     ],
 )
 def test_a_familys_broken_call_says_why(text, message):
@@ -236,7 +322,13 @@ def test_a_familys_broken_call_says_why(text, message):
 
 
 def test_text_before_calls_has_the_calls_of_no_format():
-    for text in ("<function=now></function>", "<|tool_call|>[" + JSON + "]", '<minimax:tool_call><invoke name="now">'):
+    for text in (
+        "<function=now></function>",
+        "<|tool_call|>[" + JSON + "]",
+        '<minimax:tool_call><invoke name="now">',
+        m3('$<tool_call>$<invoke name="now">'),
+        "<|plamo:begin_tool_requests:plamo|>" + plamo("now", ""),
+    ):
         assert text_before_calls(f"I shall look. {text}") == "I shall look."
     assert text_before_calls("No call.") == "No call."
 

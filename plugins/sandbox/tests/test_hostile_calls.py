@@ -20,6 +20,7 @@ from rlplug.rollout.turns.step_answer import read_step
 pytestmark = pytest.mark.kit
 
 FORMATS: list[CallFormat] = ["hermes", "llama3", "mistral", "pythonic", "qwen3_coder", "glm45", "gpt_oss", "gemma4"]
+FORMATS += ["minimax_m3", "plamo3"]
 LITERALS = [
     *("b'x'", "{1, 2}", "1j", "...", "{(1, 2): 3}", "{1: 2}", "(1,)", "f'{1}'", "-True", "1 if 2 else 3", "[*a]", "a"),
     *("0x" + "f" * 5000, "9" * 5000, "'\\ud800'", "{'a': 1, 'a': 2}", "1e999", "[" * 300, "-" * 3000 + "1", "{}.x"),
@@ -54,6 +55,12 @@ def call_text(call_format, name, arguments, call_id, literal):
         return f"<function={name}><parameter=a>{literal}</parameter><parameter=b>{arguments!r}</parameter></function>"
     if call_format == "glm45":
         return f"<tool_call>{name}<arg_key>a</arg_key><arg_value>{json.dumps(arguments)}</arg_value></tool_call>"
+    if call_format == "minimax_m3":
+        nested = f"<a>{literal}$</a>$<b>$<item>{arguments!r}$</item>$</b>$</invoke>"
+        return f'$<tool_call>$<invoke name="{name}">${nested}'.replace("$", "]<]minimax[>[")
+    if call_format == "plamo3":
+        head = f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}<|plamo:end_tool_name:plamo|>"
+        return f"{head}<|plamo:begin_tool_arguments:plamo|><|plamo:msg|>{json.dumps(arguments)}"
     if call_format == "gpt_oss":
         return f"<|channel|>commentary to=functions.{name}<|message|>{json.dumps(arguments)}<|call|>"
     if call_format == "gemma4":
@@ -116,6 +123,11 @@ def test_every_call_gets_an_answer(environment, call_format, name, arguments, ca
             "<think>",
             "to=f ",
             "<tool",
+        ),
+        *(
+            "]<]minimax[>[",
+            '$<invoke name="f">$<a>'.replace("$", "]<]minimax[>["),
+            "<|plamo:begin_tool_request:plamo|>",
         ),
         *('<|open|>call tool="f"<|sep|>', " ", "\n<", "functools[{", '[{"name":"f",'),
     ],

@@ -39,6 +39,17 @@ KIMI_CALL: Final = re.compile(
     r"(?P<arguments>.*?)(?=<\|tool_call_(?:end|begin)\|>|<\|tool_calls_section_end\|>|\Z)",
     re.DOTALL,
 )
+PLAMO_MARK: Final = "<|plamo:begin_tool_request:plamo|>"
+PLAMO_CALL: Final = re.compile(
+    r"\s*<\|plamo:begin_tool_name:plamo\|>(?P<name>[^<]{1,200})<\|plamo:end_tool_name:plamo\|>\s*"
+    r"<\|plamo:begin_tool_arguments:plamo\|>\s*(?:<\|plamo:constrain\|>\w{0,20})?(?:<\|plamo:msg\|>)?"
+    r"(?P<arguments>.*?)(?:<\|plamo:end_tool_(?:arguments|requests?):plamo\|>|<\|plamo:tag\|>|\Z)",
+    re.DOTALL,
+)
+PLAMO_FORM: Final = (
+    f"a call must be {PLAMO_MARK}<|plamo:begin_tool_name:plamo|>name<|plamo:end_tool_name:plamo|>"
+    "<|plamo:begin_tool_arguments:plamo|>{} and its ends"
+)
 
 ARGUMENT_KEYS: Final = ("arguments", "parameters", "args")
 NAME_KEYS: Final = ("name", "tool_name")
@@ -165,3 +176,12 @@ def read_kimi(text: str, parameters: Parameters) -> list[AnyCall]:
         name = re.sub(r":\d+\Z", "", call["id"].removeprefix("functions."))
         calls.append(checked(name, call["arguments"], call["id"]))
     return calls or [MalformedCall("a call must be <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{}")]
+
+
+def read_plamo(text: str, parameters: Parameters) -> list[AnyCall]:
+    """Read PLaMo 3's requests, each with a name and JSON between marks of their own."""
+    calls: list[AnyCall] = []
+    for part in text.split(PLAMO_MARK)[1 : MAX_CALLS + 2]:
+        call = PLAMO_CALL.match(part)
+        calls.append(checked(call["name"].strip(), call["arguments"]) if call else MalformedCall(PLAMO_FORM))
+    return calls or [MalformedCall(PLAMO_FORM)]

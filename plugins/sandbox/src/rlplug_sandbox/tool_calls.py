@@ -10,8 +10,10 @@ glm45              ``<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value>...
 gpt_oss            ``<|channel|>commentary to=functions.f<|message|>{}<|call|>``       gpt-oss
 deepseek_v3        ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>``        DeepSeek V3, R1, V3.1
 invoke             ``<invoke name="f"><parameter name="x">1</parameter></invoke>``     MiniMax M2, DeepSeek V3.2 and V4
+minimax_m3         ``]<]minimax[>[<invoke name="f">]<]minimax[>[<x>1...``              MiniMax M3
 kimi_k2            ``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}``  Kimi K2
 kimi_k3            ``<|open|>call tool="f"<|sep|>...<|close|>call<|sep|>``             Kimi K3
+plamo3             ``<|plamo:begin_tool_name:plamo|>f...``                             PLaMo 3
 llama3             ``<|python_tag|>{"name": "f", "parameters": {}}``                   Llama 3.1 to 3.3
 mistral            ``[TOOL_CALLS][{"name": "f", "arguments": {}}]``, newer models      Mistral
                    ``[TOOL_CALLS]f[ARGS]{}``
@@ -52,6 +54,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rlplug.errors import describe, encodable
 from rlplug_sandbox.call_records import MAX_CALLS, AnyCall, MalformedCall, Parameters, ToolCall, malformed
+from rlplug_sandbox.element_calls import read_elements
 from rlplug_sandbox.json_calls import (
     call_of,
     marked,
@@ -63,6 +66,7 @@ from rlplug_sandbox.json_calls import (
     read_list,
     read_llama3,
     read_mistral,
+    read_plamo,
 )
 from rlplug_sandbox.python_calls import python_list, read_olmo
 from rlplug_sandbox.tagged_calls import read_functions, read_gemma, read_glm, read_invokes, read_kimi_k3
@@ -77,8 +81,10 @@ CallFormat: TypeAlias = Literal[
     "gpt_oss",
     "deepseek_v3",
     "invoke",
+    "minimax_m3",
     "kimi_k2",
     "kimi_k3",
+    "plamo3",
     "llama3",
     "mistral",
     "pythonic",
@@ -103,6 +109,10 @@ Reader: TypeAlias = Callable[[str, Parameters], list[AnyCall]]
 FORMATS: Final[Mapping[CallFormat, tuple[str, Reader]]] = {
     "qwen3_coder": (r"(?:<(?:\w+:)?tool_call>\s*)?<function(?:=|\s+name=)", read_functions),
     "glm45": (r"<(?:ifm\|)?tool_call>\s*[A-Za-z_][\w.-]*\s*(?:<|\Z)", read_glm),
+    "minimax_m3": (
+        r"(?:<tool_call>\s*)?\]<\]minimax\[>\[\s*<(?:tool_call>|invoke\s+name\s*=)",
+        read_elements,
+    ),
     "hermes": ("<tool_call>", marked("<tool_call>", "</tool_call>")),
     "gpt_oss": (
         r"(?:<\|channel\|>\w+ )?\bto=(?!(?:self|user)\b)[^\s<]{1,200}[^<]{0,60}"
@@ -113,6 +123,7 @@ FORMATS: Final[Mapping[CallFormat, tuple[str, Reader]]] = {
     "invoke": (r"(?:<[^<>\n]*(?:calls?|｜)>\s*)?<(?:\w+:|｜DSML｜ ?)?invoke\s+name\s*=", read_invokes),
     "kimi_k2": (r"<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>", read_kimi),
     "kimi_k3": (r'(?:<\|open\|>tools<\|sep\|>\s*)?<\|open\|>call tool="', read_kimi_k3),
+    "plamo3": (r"<\|plamo:begin_tool_requests?:plamo\|>", read_plamo),
     "llama3": (r"<\|python_tag\|>|\A(?=\s*\{)(?=.*\"name\")(?=.*\"parameters\")", read_llama3),
     "mistral": (r"\[TOOL_CALLS\]", read_mistral),
     "pythonic": (r"<\|python_start\|>|\A\s*\[\s*[A-Za-z_][\w.]*\(", python_list("<|python_start|>", "<|python_end|>")),
@@ -133,7 +144,7 @@ FORMATS: Final[Mapping[CallFormat, tuple[str, Reader]]] = {
 }
 """Pattern of what begins a format's calls, and their reader. Where two begin at one place, the first is meant."""
 _MARKS: Final = re.compile(
-    rf"(?:(?=[<\[tf])|\A)(?:{'|'.join(f'(?P<{name}>{mark})' for name, (mark, _) in FORMATS.items())})", re.DOTALL
+    rf"(?:(?=[<\[\]tf])|\A)(?:{'|'.join(f'(?P<{name}>{mark})' for name, (mark, _) in FORMATS.items())})", re.DOTALL
 )
 """All of them, none of which begins within a text with other letters."""
 
@@ -141,6 +152,8 @@ REASONING: Final = {
     "<think>": "</think>",
     "[THINK]": "[/THINK]",
     "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
+    "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|channel>thought": "<channel|>",
 }

@@ -23,6 +23,8 @@ THOUGHTS: Final = (
     ("<reasoning>", "</reasoning>"),
     ("<scratchpad>", "</scratchpad>"),
     ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
@@ -30,13 +32,13 @@ THOUGHTS: Final = (
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
-"""What begins and ends a thought, as DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss and Gemma write it."""
+"""What begins and ends a thought, as DeepSeek, Qwen, Seed, MiniMax, PLaMo, Mistral, Kimi, Cohere, gpt-oss and Gemma write it."""
 END_TOKENS: Final = (
     *(
         f"<|{name}|>"
         for name in ("im_end", "eot_id", "endoftext", "end", "return", "eom_id", "end_of_text", "END_RESPONSE")
     ),
-    *("</s>", "<eos>", "<end_of_turn>"),
+    *("</s>", "<eos>", "<end_of_turn>", "[e~[", "<|plamo:tag|>"),
 )
 QUESTION: Final = re.compile(r"\n[ \t]*(?:\*\*)?(?:Question|Q|Problem|Human|User)\s*:", re.IGNORECASE)
 """A line that begins a question."""
