@@ -228,3 +228,12 @@ def test_a_process_that_is_lost_costs_its_trajectories_and_is_replaced(turn, mes
 def test_prompts_of_another_source_are_refused():
     with pytest.raises(ConfigError, match=r"'file:1' is not from the environment 'verifiers-cases'.*VerifiersSource"):
         asyncio.run(make().reset(Prompt("file:1", (), "", None, {}), seed=0))
+
+
+def test_a_prompt_with_tool_calls_is_the_conversation_that_the_environment_continues():
+    """Were the calls of the prompt written otherwise than verifiers has them, it would be a rewritten conversation."""
+    [row] = VerifiersSource(CASES, {"kind": "asked"}).rows()
+    turns = ["Once more." + call("add", a=3, b=3), "It is 6."]
+    tool, answer = run(row, turns, arguments={"kind": "asked"})
+    assert [message["content"] for message in tool.observation] == ["6"]
+    assert (answer.done, answer.reward) == (True, 1.0)

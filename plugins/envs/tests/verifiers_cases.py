@@ -23,9 +23,14 @@ def load_environment(kind: str = "all", marker: str = ""):
     }
     if kind == "all":
         return vf.EnvGroup(envs=[make() for make in makers.values()], env_names=list(makers))
-    return {**makers, "judge": judge, "group_reward": group_reward, "image": image, "no_environment": no_environment}[
-        kind
-    ]()
+    return {
+        **makers,
+        "judge": judge,
+        "group_reward": group_reward,
+        "image": image,
+        "no_environment": no_environment,
+        "asked": asked,
+    }[kind]()
 
 
 def questions(*pairs):
@@ -198,3 +203,17 @@ def image():
     picture = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}
     data = Dataset.from_list([{"prompt": [{"role": "user", "content": [picture]}], "answer": ""}])
     return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[mentions_answer]))
+
+
+def asked():
+    """A prompt in which the assistant has called a tool; a data set's columns give each message all keys."""
+    call = {"id": "a1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    prompt = [
+        {"role": "user", "content": [{"type": "text", "text": "Add 1 and 2."}]},
+        {"role": "assistant", "content": None, "reasoning_content": "A sum.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a1", "content": [{"type": "text", "text": "3"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is 3."}]},
+        {"role": "user", "content": [{"type": "text", "text": "And 3 more?"}]},
+    ]
+    data = Dataset.from_list([{"prompt": prompt, "answer": "6"}])
+    return vf.ToolEnv(dataset=data, tools=[add], rubric=vf.Rubric(funcs=[mentions_answer]), max_turns=3)

@@ -81,8 +81,11 @@ def examples(environment: Any, split: str, start: int, count: int) -> list[dict[
     ]
 
 
-def prompt_messages(row: dict[str, Any], index: int) -> list[dict[str, str]]:
-    """Return the messages of an example's prompt, whose content is text."""
+def prompt_messages(row: dict[str, Any], index: int) -> list[dict[str, Any]]:
+    """Return the messages of an example's prompt, whose content is text, as chat templates take them.
+
+    Tool calls get the form of OpenAI's API, with arguments as objects, and the results of tools the name of theirs.
+    """
     for column, value in row.items():
         try:
             json.dumps(value)
@@ -94,10 +97,33 @@ def prompt_messages(row: dict[str, Any], index: int) -> list[dict[str, str]]:
         raise Refusal(f"example {index} brings tools of its own (info.tool_defs); here all have the environment's")
     if not isinstance(row["prompt"], list):
         raise Refusal(f"example {index} has a prompt that is not a list of chat messages")
-    return [as_observation(message, f"the prompt of example {index}") for message in row["prompt"]]
+    where, names, messages = f"the prompt of example {index}", {}, []
+    for message in row["prompt"]:
+        calls = [chat_call(call, where) for call in message.get("tool_calls") or []]
+        names.update({call["id"]: call["function"]["name"] for call in calls if "id" in call})
+        shown = as_observation({**message, "tool_calls": None}, where)
+        name = message.get("name") or names.get(message.get("tool_call_id"))
+        texts = {"name": name, "reasoning_content": message.get("reasoning_content")}
+        shown |= {key: text for key, text in texts.items() if text}
+        messages.append(shown | {"content": shown["content"] or None, "tool_calls": calls} if calls else shown)
+    return messages
 
 
-def as_observation(message: dict[str, Any], where: str) -> dict[str, str]:
+def chat_call(call: Any, where: str) -> dict[str, Any]:
+    """Return a tool call of a prompt in the form of OpenAI's API, with its arguments as an object."""
+    function = call.get("function") or call if isinstance(call, dict) else {}
+    if not isinstance(function.get("name"), str):
+        raise Refusal(f"{where} has a tool call without a name: {str(call)[:200]}")
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError as error:
+        raise Refusal(f"{where} has a call of {function['name']} whose arguments are no JSON: {error}") from error
+    ids = {"id": call["id"]} if call.get("id") else {}
+    return {"type": "function", **ids, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def as_observation(message: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a message for the chat template; raise :class:`Refusal` if its content is not text."""
     content = message.get("content") or ""
     if isinstance(content, list):

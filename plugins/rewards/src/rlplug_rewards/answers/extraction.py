@@ -32,7 +32,7 @@ THOUGHTS: Final = (
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
-"""What begins and ends a thought, as DeepSeek, Qwen, Seed, MiniMax, PLaMo, Mistral, Kimi, Cohere, gpt-oss and Gemma write it."""
+"""What begins and ends a thought, as DeepSeek, Qwen, Seed, MiniMax, PLaMo, Mistral, Kimi and others write it."""
 END_TOKENS: Final = (
     *(
         f"<|{name}|>"
