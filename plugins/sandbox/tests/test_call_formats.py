@@ -31,6 +31,7 @@ PLANNED = {
     "item": {"type": "object"},
     "stops": {"anyOf": [{"type": "null"}, {"type": "array", "items": STOPS}]},
     "extra": {"type": "object", "additionalProperties": {"type": "string"}},
+    "tags": {"type": ["array", "string"], "items": True},
 }
 
 
@@ -192,7 +193,7 @@ def plamo(name, arguments):
             m3(
                 '$<tool_call>$<invoke name="plan">$<title>7$</title>$<item>$<item>1$</item>$</item>\n$<stops>\n'
                 "$<item>$<name>12$</name>$<hours>[9, 17]$</hours>$</item>\n$<item>$<hours>$</hours>$</item>$</stops>"
-                "$<extra>$<a>1$</a>$</extra>$</invoke>$</tool_call>"
+                "$<extra>$<a>1$</a>$</extra>$<tags>$<item>1$</item>$</tags>$</invoke>$</tool_call>"
             ),
             [
                 ToolCall(
@@ -202,6 +203,7 @@ def plamo(name, arguments):
                         "item": {"item": 1},
                         "stops": [{"name": "12", "hours": [9, 17]}, {"hours": []}],
                         "extra": {"a": "1"},
+                        "tags": [1],
                     },
                 )
             ],
@@ -211,6 +213,7 @@ def plamo(name, arguments):
             m3('$<tool_call>$<invoke name="f">$<a>$<item>1$</item>$<item>x$</item>$</a>$<b>$<c>2$</c>$</b>$</invoke>'),
             [ToolCall("f", {"a": [1, "x"], "b": {"c": 2}})],
         ),
+        ("minimax_m3", m3('$<invoke name="plan">$<tags>$</tags>$</invoke>'), [ToolCall("plan", {"tags": ""})]),
         ("minimax_m3", m3('<mm:think>$<invoke name="f">?</mm:think>$<tool_call>$<invoke name="now">$</invoke>'), NONE),
         (
             "plamo3",

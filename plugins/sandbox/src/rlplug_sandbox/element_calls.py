@@ -23,6 +23,7 @@ from rlplug_sandbox.call_records import (
     quoted,
     typed,
 )
+from rlplug_sandbox.tool_schema import fits
 
 INVOKE: Final = re.compile(r"\]<\]minimax\[>\[\s*<invoke\s+name\s*=\s*[\"']?(?P<name>[^\n>\"']{1,200})[\"']?\s*>")
 TAG: Final = re.compile(r"\]<\]minimax\[>\[\s*<(?P<end>/?)(?P<name>[^\n<>]{1,200})>")
@@ -96,20 +97,25 @@ def _value(element: Element, schema: Mapping[str, Any] | None) -> Any:
     children = element.children
     if not children:
         text = element.text.removeprefix("\n").removesuffix("\n")
-        empty: Any = {"array": [], "object": {}}.get(kind)
-        return empty if kind and not text.strip() else typed(text, schema)
+        if kind and not text.strip() and not fits(text, schema or {}):
+            return [] if kind == "array" else {}
+        return typed(text, schema)
     if element.text.strip():
         raise Unreadable(f"the argument {quoted(element.name)} has text beside its elements")
     if kind == "array" or (not kind and all(child.name == "item" for child in children)):
-        return [_value(child, inner.get("items")) for child in children]
+        return [_value(child, _known(inner.get("items"), schema)) for child in children]
     properties, others = inner.get("properties") or {}, inner.get("additionalProperties")
     values: dict[str, Any] = {}
     for child in children:
         if child.name in values:
             raise Unreadable(f"the argument {quoted(child.name)} is given twice")
-        own = properties.get(child.name, others)
-        values[child.name] = _value(child, own if isinstance(own, Mapping) else None if schema is None else {})
+        values[child.name] = _value(child, _known(properties.get(child.name, others), schema))
     return values
+
+
+def _known(inner: Any, outer: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the schema of a value within another; one that says nothing where there is none, such as ``true``."""
+    return inner if isinstance(inner, Mapping) else None if outer is None else {}
 
 
 def _container(schema: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
