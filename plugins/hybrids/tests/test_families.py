@@ -126,12 +126,13 @@ def test_the_default_trainer_refuses_and_says_what_to_do(family: str, tmp_path) 
 
 @pytest.mark.parametrize("family", each(HYBRIDS))
 def test_a_start_lets_a_family_pass_or_names_the_reason(family: str, tmp_path) -> None:
-    """Catches a check at start that is not of the layers as they run."""
+    """Catches a check at start that is not of the layers as they run, and a remedy that was refused just now."""
     config = ModelConfig(str(write(family, tmp_path)), dtype="float32")
     if family not in REFUSED:
         HybridTrainer().check(config, "model.policy", ONE)
         return
-    with pytest.raises(ConfigError, match=rf"^model\.policy\.path: .*{REFUSED[family][0]}"):
+    reason = rf"^model\.policy\.path: .*{REFUSED[family][0]}.* Set model\.trainer to PaddedTrainer\.$"
+    with pytest.raises(ConfigError, match=reason):
         HybridTrainer().check(config, "model.policy", ONE)
 
 

@@ -105,7 +105,8 @@ class WithoutBackward(torch.autograd.Function):
 def test_a_loaded_model_is_tried_as_it_runs(kind, dtype, leaks):
     """Catches what is there on the run's device alone, as a kernel's leak or a kernel that fails in its backward pass,
 
-    which a run would meet after its first rollout; and round-off that is taken for a leak.
+    which a run would meet after its first rollout; round-off that is taken for a leak; and a reference, which nothing
+    trains, that is refused for its backward pass.
     """
     torch.manual_seed(0)
     layers = {} if kind == "llama" else {"layer_types": ["conv", "full_attention"] * 2, "initializer_range": 0.25}
@@ -117,6 +118,7 @@ def test_a_loaded_model_is_tried_as_it_runs(kind, dtype, leaks):
         model.model.norm.register_forward_hook(lambda layer, given, output: WithoutBackward.apply(output))
         with pytest.raises(ConfigError, match=r"llama .* on cpu has no backward pass, .*: RuntimeError: Triton"):
             check_loaded("model.policy", model, Ranks())
+        check_loaded("model.reference", model.requires_grad_(False), Ranks())
         return
     with pytest.raises(ConfigError, match=r"^model\.policy: lfm2 as it runs on cpu changes .* causal-conv1d"):
         check_loaded("model.policy", model, Ranks())

@@ -46,8 +46,11 @@ class HybridTrainer(TransformersTrainer):
     )
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
-        with without_kernels(stateful_layers(empty_model(config, key)).values()):
-            super().check(config, key, mesh)
+        try:
+            with without_kernels(stateful_layers(empty_model(config, key)).values()):
+                super().check(config, key, mesh)
+        except ConfigError as error:
+            raise ConfigError(with_remedy(str(error), "Set model.trainer to PaddedTrainer.")) from error
 
     def edit(self, network: PreTrainedModel) -> None:
         keep_apart(network)
@@ -85,10 +88,9 @@ class PaddedTrainer(TransformersTrainer):
             with without_kernels(stateful_layers(empty_model(config, key)).values()):
                 _AheadTrainer().check(config, key, mesh)
         except ConfigError as error:
-            problem, remedy, _ = str(error).partition(" Set model.trainer")
-            own, looks_ahead, _ = problem.partition(LEAKS)
-            problem = f"{own}{AHEAD}." if looks_ahead else problem
-            raise ConfigError(problem + (" Use another model." if remedy else "")) from error
+            message = with_remedy(str(error), "Use another model.")
+            own, looks_ahead, _ = message.partition(LEAKS)
+            raise ConfigError(f"{own}{AHEAD}. Use another model." if looks_ahead else message) from error
 
     def edit(self, network: PreTrainedModel) -> None:
         pad_rows(network)
@@ -104,6 +106,12 @@ class _AheadTrainer(TransformersTrainer):
 
     def edit(self, network: PreTrainedModel) -> None:
         pad_rows(network, ahead=8)
+
+
+def with_remedy(message: str, remedy: str) -> str:
+    """Return a refusal of the default trainer with another remedy in place of its own, where it names trainers."""
+    problem, trainers, _ = message.partition(" Set model.trainer to")
+    return f"{problem} {remedy}" if trainers else message
 
 
 def way_of(layer: nn.Module) -> str:
