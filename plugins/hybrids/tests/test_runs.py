@@ -98,7 +98,7 @@ def test_padded_rows_train_and_a_killed_run_goes_on_as_if_undisturbed(family: st
     whole, resumed = (read_metrics(tmp_path / name / "001" / "metrics.jsonl") for name in ("whole", "killed"))
     assert [step["step"] for step in resumed] == [1, 2]
     assert all(step["mismatch/max"] < 1e-4 for step in whole)
-    assert all(step["policy/grad_norm"] > 0 for step in whole)
+    assert whole[-1]["policy/grad_norm"] > 0
     for name in ("loss", "policy/grad_norm", "reward/mean", "mismatch/max"):
         assert [step[name] for step in resumed] == [step[name] for step in whole], name
     weights = Path("001") / "policy" / "model.safetensors"
