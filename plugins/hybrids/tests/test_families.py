@@ -25,6 +25,8 @@ from rlplug.types import MeshSizes
 
 LENGTHS = [5, 11, 1, 7]
 ONE = MeshSizes(1, 1, 1, 1)
+GRADIENTS = 5e-5
+"""Round-off adds up in gradients: with weights in float64, Qwen3.5-MoE's 3.8e-5 became 6e-7."""
 PUSHED = ("qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "lfm2", "gpt_oss")
 """A family of each kind of layer, and of each way in which borders reach it; a night tries all."""
 
@@ -98,7 +100,7 @@ def test_a_packed_row_equals_its_sequences_alone(family: str) -> None:
     hook.remove()
     assert (logprobs - oracle).abs().max() < 1e-5
     loss(logprobs, ids).backward(retain_graph=True)
-    assert largest_relative_error(gradients(model), expected) < 1e-5
+    assert largest_relative_error(gradients(model), expected) < GRADIENTS
     (reached,) = torch.autograd.grad(logprobs[:, 5:16].square().sum(), embedded[0])
     assert reached[:, :5].abs().max() == 0
     assert reached[:, 16:].abs().max() == 0
@@ -111,7 +113,7 @@ def test_a_packed_row_equals_its_sequences_alone(family: str) -> None:
     kept = loss(packed(model, ids), ids)
     packed(model, sequences(2, [9, 3]))  # another row passes before the first one's backward pass
     kept.backward()
-    assert largest_relative_error(gradients(model), expected) < 1e-5
+    assert largest_relative_error(gradients(model), expected) < GRADIENTS
 
 
 @pytest.mark.parametrize("family", each(HYBRIDS))
@@ -120,7 +122,7 @@ def test_the_default_trainer_refuses_and_says_what_to_do(family: str, tmp_path) 
     config = ModelConfig(str(write(family, tmp_path)), dtype="float32")
     with pytest.raises(ConfigError, match=r"^model\.policy\.path: .*\w+(For|LM).*HybridTrainer") as refused:
         TRANSFORMERS.check(config, "model.policy", ONE)
-    layers = r"GatedDelta|DeltaAttention|Mamba|Mixer|Conv|Recurrent|LightningAttention|Ngram"
+    layers = r"GatedDelta|DeltaAttention|Mamba|Mixer|Conv|Recurrent|LightningAttention|NGram"
     assert re.search(layers, str(refused.value)), refused.value
 
 
