@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
@@ -20,7 +19,7 @@ class RLArgumentParser(LightningArgumentParser):
     def format_help(self, formatter: Any = None) -> str:
         """Return the help with the options of Lightning's Trainer after all others."""
         groups = self._action_groups
-        trainer = [group for group in groups if any(_is_of_trainer(action) for action in group._group_actions)]
+        trainer = [group for group in groups if any(f"{x.dest}.".startswith("trainer.") for x in group._group_actions)]
         if not trainer:
             return super().format_help(formatter)
         usage, self.usage = self.usage, f"rlplug {self.prog.split()[-1]} [-c CONFIG] [--KEY VALUE] ..."
@@ -46,7 +45,3 @@ class RLArgumentParser(LightningArgumentParser):
             else:
                 keys.append(action.dest)
         return keys
-
-
-def _is_of_trainer(action: argparse.Action) -> bool:
-    return action.dest == "trainer" or action.dest.startswith("trainer.")

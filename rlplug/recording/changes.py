@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from rlplug.data.sources import PromptSource
 from rlplug.distributed.checkpoints.files import run_dir_of
+from rlplug.plugin_manager import plugins
 from rlplug.recording.provenance import flat
 from rlplug.training.batch_plan import ROWS, TOKEN_BUDGETS
 
@@ -30,8 +33,8 @@ _DOES_NOT: Final = (
 )
 """Keys, and those below, that decide the numbers of the next step, and that do not but for rounding. The longest one
 that a key is below counts; a key below none does not."""
-_LIBRARIES: Final = ("rlplug", "sglang", "tensorrt", "torch", "transformers", "vllm")
-"""What names of distributions begin with that compute; of two versions none promises the same numbers."""
+_LIBRARIES: Final = r"rlplug|torch|transformers|(sglang|tensorrt|vllm)([-_].+)?"
+"""Names of distributions that compute, beside plugins; of two versions none promises the same numbers."""
 _OF_OPTIMIZERS: Final = tuple(f"model{of}.{each}" for of in ("", ".critic") for each in ("optimizer.", "lr_scheduler"))
 _MOST_LINES: Final = 20
 
@@ -123,7 +126,9 @@ def changes_since(
     old, new = records
     same_versions = old is not None and old.get("versions") == new["versions"]
     rows = [*_of_configs(checkpoint, *configs, same_versions, of_engine), *_of_records(old or {}, new, needs_weights)]
-    rows = [Change(row.key, row.old, row.new, "allowed") if _is_allowed(row, allowed) else row for row in rows]
+    for index, row in enumerate(rows):
+        if row.effect == "stops" and _nearest(row.key.split(" ")[0], allowed):
+            rows[index] = Change(row.key, row.old, row.new, "allowed")
     return Changes(checkpoint, sorted(rows, key=lambda row: _EFFECTS.index(row.effect)), old is not None)
 
 
@@ -133,15 +138,11 @@ def section(key: str) -> str:
     return ".".join(parts[: 2 if parts[0] == "model" else 1])
 
 
-def _is_allowed(row: Change, allowed: Sequence[str]) -> bool:
-    key = row.key.split(" ")[0]
-    return row.effect == "stops" and any(key == each or key.startswith(f"{each}.") for each in allowed)
-
-
 def _of_configs(
     checkpoint: Path, old: Mapping[str, Any], new: Mapping[str, Any], same_versions: bool, of_engine: Collection[str]
 ) -> Iterator[Change]:
     was, now = dict(flat(old)), dict(flat(new))
+    deciding = (*_DECIDES, *(f"model.rollout.init_args.{each}" for each in of_engine))
     changed = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
     others = [key.removesuffix("class_path") for key in changed if key.endswith(".class_path")]
     for key in changed:
@@ -149,16 +150,15 @@ def _of_configs(
         if key.startswith(("run.allow_changes", *(f"{each}init_args." for each in others))):
             continue  # of another class, all options are others
         reason = _REFUSED.get(key) if in_both and (key != "run.dir" or run_dir_of(checkpoint)) else None
-        # another version may have options that there were not
-        decides = _decides(key, of_engine) and (in_both or same_versions or key.endswith("class_path"))
+        is_new = not (in_both or same_versions or key.endswith("class_path"))  # an option of another version
+        decides = not is_new and _nearest(key, (*deciding, *_DOES_NOT)) in deciding
         effect: Effect = "refused" if reason else "stops" if decides else "noted"
         yield Change(key, was.get(key), now.get(key), effect, reason or "")
 
 
-def _decides(key: str, of_engine: Collection[str]) -> bool:
-    deciding = (*_DECIDES, *(f"model.rollout.init_args.{each}" for each in of_engine))
-    found = [each for each in (*deciding, *_DOES_NOT) if key == each or key.startswith(f"{each}.")]
-    return max(found, key=len, default="") in deciding
+def _nearest(key: str, among: Sequence[str]) -> str:
+    """Return the longest of the keys that ``key`` is or is below, or an empty text."""
+    return max((each for each in among if f"{key}.".startswith(f"{each}.")), key=len, default="")
 
 
 def _of_records(
@@ -169,9 +169,18 @@ def _of_records(
         keys = was.keys() & now.keys() if name == "code" else was.keys() | now.keys()  # other code may be imported yet
         for key in sorted(key for key in keys if was.get(key) != now.get(key)):
             unused = name == "data.val" or (key.endswith(".safetensors") and not needs_weights)
-            computes = name != "versions" or (key in was and key in now and key.startswith(_LIBRARIES))
+            computes = name != "versions" or (key in was and key in now and _computes(key))
             effect: Effect = "stops" if computes and not unused else "noted"
             yield Change(f"{name} {key}", was.get(key), now.get(key), effect)
+
+
+def _computes(name: str) -> bool:
+    """Return whether a run's numbers come from a distribution: a library's, or a plugin's with a part of the step."""
+    sources = {each.__module__ for each in PromptSource.__subclasses__()}
+    return bool(re.fullmatch(_LIBRARIES, name)) or any(
+        each.kind not in ("classes", "launchers") or each.place.partition(":")[0] in sources
+        for each in plugins().registry.by_distribution().get(name, ())
+    )
 
 
 def _short(value: Any) -> str:

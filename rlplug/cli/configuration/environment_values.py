@@ -119,13 +119,9 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _represent(dumper: yaml.SafeDumper, text: VariableText) -> yaml.Node:
-    return dumper.represent_str(text.reference)
-
-
 # jsonargparse and Lightning dump configurations by themselves, for --print_config and as hyperparameters; for an option
 # of any type jsonargparse warns, with the value, of a serializer that changes the type
-yaml.SafeDumper.add_representer(VariableText, _represent)
+yaml.SafeDumper.add_representer(VariableText, lambda dumper, text: dumper.represent_str(text.reference))
 register_type(
     VariableText, serializer=lambda text: VariableText(text.reference, text.reference), deserializer=resolve_variables
 )

