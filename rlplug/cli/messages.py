@@ -27,11 +27,10 @@ _NOISE: Final = re.compile(
 )
 _INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no (?:option|key) |the configuration lacks ")
 """Start of a message of the parser of a class's options, which this one passes on."""
-_GOT: Final = re.compile(r"(Expected a .*?)\.? Got value: (.*)")
+_GOT: Final = re.compile(r"(Expected a .*?|Not a valid subclass of \w+)\.? Got value: ?(.*)")
 _EXPECTED: Final = re.compile(r"Expected a (?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
 _CLASS_PATH: Final = re.compile(r"class_path'?[ =:]+'([^']+)'")
-_NO_BLOCK: Final = "object has no attribute 'keys'"
-"""End of the message for ``init_args`` that are no block."""
+_NO_BLOCK: Final = "object has no attribute 'keys'"  # end of the message for ``init_args`` that are no block
 _CALLABLE: Final = re.compile(r"Type .* expects a function or a callable class: (.+?)(?:\. Got value: .*)?$")
 _TYPE_WORDS: Final = {
     "int": "a whole number",
@@ -158,9 +157,7 @@ def explain_value(key: str, lines: list[str]) -> str:
             return f"{key}: {problem}"
         if _NO_BLOCK in reason and (found := _CLASS_PATH.search(" ".join(lines))):
             name = found[1].rpartition(".")[2]
-            return (
-                f"{key}: {name} takes its options as a block under init_args. They are: rlplug fit --{key}.help {name}"
-            )
+            return f"{key}: {name} takes its options as a block under init_args: rlplug fit --{key}.help {name}"
     named = [found[1] for reason in reasons if (found := _UNKNOWN_CLASS.match(reason))]
     if named and (explained := _explain_class(key, named[0])):
         return f"{key}: {explained} Or give an import path, package.Class."
@@ -171,7 +168,7 @@ def explain_value(key: str, lines: list[str]) -> str:
             reasons, given = [found[1]], found[2]
     types = [_type_words(found) for reason in reasons if (found := _EXPECTED.match(reason))]
     if types and given is not None:
-        return f"{key} is {given[:80]}: give {' or '.join(dict.fromkeys(types))}."
+        return f"{key} is {given[:80] or 'empty'}: give {' or '.join(dict.fromkeys(types))}."
     value = "" if given is None else f" (it is {given[:80]})"
     return f"{key}: {' '.join(' '.join(reasons).split())}{value}"
 
@@ -192,7 +189,7 @@ def _type_words(found: re.Match[str]) -> str:
     """Return the words for a type that jsonargparse expected."""
     name, typing_name, other, subclass = found.groups()
     if subclass is not None:
-        return f"a block with the class_path of a {subclass}, or its options"
+        return f"a block with the class_path of a{'n' * (subclass[0] in 'AEIO')} {subclass}, or its options"
     if typing_name is not None:
         return re.sub(r"^Literal\[(.*)\]", lambda literal: literal[1].replace(", ", " or "), typing_name)
     return _TYPE_WORDS.get(name, name) if name is not None else str(other)

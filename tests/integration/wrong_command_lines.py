@@ -27,6 +27,10 @@ from typing import Final, Protocol
 ROOT = Path(__file__).parents[2]
 LIMIT_S: Final = 60.0
 """Seconds after which a command line counts as hanging."""
+RAW: Final = re.compile(
+    r"<class '|Got value|unhashable|has no attribute '|not (?:supported|subscriptable|iterable)|NoneType"
+)
+"""Words of Python, or of jsonargparse, that say no remedy."""
 LOADS: Final = 77
 """Exit code of a command line that would load a model now, so was accepted."""
 
@@ -48,7 +52,7 @@ class Ending:
 
     case: WrongRun
     kind: str
-    """``message``, ``traceback``, ``accepted``, ``no key`` or ``hang``."""
+    """``message``, ``traceback``, ``accepted``, ``no key``, ``raw`` or ``hang``."""
     output: str
 
 
@@ -114,6 +118,8 @@ def kind_of(case: WrongRun, code: int, output: str) -> str:
     message = output[output.index("rlplug: ") :]
     if len(message) > 1500 or message.count("\n") > 6:
         return "long message"
+    if RAW.search(message):
+        return "raw"
     return "message" if case.is_named(message) else "no key"
 
 

@@ -152,7 +152,9 @@ def _texts(loaded: Any) -> Iterator[str]:
 
 
 def _check_class(block: dict[str, Any]) -> None:
-    """Refuse a misspelt key of a block that names a class, where all are such keys."""
+    """Refuse a misspelt key of a block that names a class, where all are such keys, and a name that is no text."""
+    if not isinstance(block.get("class_path", ""), str):
+        raise ConfigError(f"class_path is {shorten(block['class_path'])}: give the name of a class, or package.Class.")
     near = {str(key): "".join(difflib.get_close_matches(str(key), _OF_CLASS, 1, 0.8)) for key in block}
     if all(near.values()) and (wrong := [key for key, meant in near.items() if meant != key]):
         raise ConfigError(f"there is no key {wrong[0]!r} beside {shorten(block)}: write {near[wrong[0]]}.")

@@ -106,6 +106,12 @@ def test_the_import_of_a_function_among_the_options_of_a_class_is_named_too(modu
         (["--model.algorithm", "{class_path: GRPO, init_args: 5}"], "GRPO takes its options as a block under init_"),
         (["--model.optimizer", "{class_path: torch.optim.SGD, init_args: 5}"], "SGD takes its options as a block"),
         (
+            ["--model", "{algorithm: 1000000}"],
+            "is 1000000: give a block with the class_path of an Algorithm, or its options",
+        ),
+        (["--model.algorithm", "{class_path: {a: 1}}"], "class_path is {'a': 1}: give the name of a class, or packag"),
+        (["--model.algorithm.clip_low", ""], "clip_low is empty: give a number."),
+        (
             ["--model.algorithm", "{class_path: GRPO, clip_low: 0.1}"],
             "model.algorithm: options stand beside class_path",
         ),
