@@ -134,10 +134,10 @@ def main() -> None:
     print("| run | figures that differ | report, CPU s | peak MiB |\n|---|---|---:|---:|")
     with tempfile.TemporaryDirectory() as parent:
         for number, kind in enumerate(KINDS):
-            folder = str(Path(parent) / f"{number:03}")
-            look = [sys.executable, __file__, "--steps", str(options.steps), "--look-at", folder, kind]
+            run = str(Path(parent) / f"{number:03}")
+            look = [sys.executable, __file__, "--steps", str(options.steps), "--look-at", run, kind]
             found = subprocess.run(look, check=True, capture_output=True, text=True).stdout.strip()
-            report = [sys.executable, str(Path(__file__).with_name("long_run.py")), "--measure", "report", folder]
+            report = [sys.executable, str(Path(__file__).with_name("long_run.py")), "--measure", "report", run]
             row = subprocess.run(report, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
             _, _, cpu_s, _, peak, *_ = row.split("|")
             print(f"| {kind} | {found} |{cpu_s}|{peak}|", flush=True)
