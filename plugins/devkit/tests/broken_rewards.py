@@ -182,6 +182,24 @@ class NamesNoPrompt(TakesPromptsWithoutAnswers):
             raise ConfigError("a prompt has no answer")
 
 
+class TakesAnyBeginning(Fine):
+    """Nothing is a beginning of every answer."""
+
+    needs_answer = True
+
+    def score_one(self, sample: Sample) -> Any:
+        return float(str(sample.prompt.answer).startswith(sample.completion))
+
+
+class LooksForTheAnswer(Fine):
+    """Among all others, if they are written too."""
+
+    needs_answer = True
+
+    def score_one(self, sample: Sample) -> Any:
+        return float(str(sample.prompt.answer) in sample.completion.split())
+
+
 class WeighsItself(Fine):
     def score_one(self, sample: Sample) -> Any:
         return self.weight * length(sample)
@@ -326,6 +344,8 @@ CAUGHT_BY = {
     "NeedsWhatItDoesNotRead": {"test_a_needed_answer_is_read"},
     "TakesPromptsWithoutAnswers": {"test_prompts_without_a_needed_answer_are_refused"},
     "NamesNoPrompt": {"test_prompts_without_a_needed_answer_are_refused"},
+    "TakesAnyBeginning": {"test_completions_that_solve_nothing_do_not_pay"},
+    "LooksForTheAnswer": {"test_completions_that_solve_nothing_do_not_pay"},
     "WeighsItself": {"test_values_are_not_weighted"},
     "ScalesGroupsAlone": {"test_claims_are_of_their_kinds"},
     "CountsBytesAlone": {"test_claims_are_of_their_kinds"},

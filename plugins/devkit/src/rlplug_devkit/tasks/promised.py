@@ -22,6 +22,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "prompts_without_a_needed_answer_are_refused",
         "a_needed_answer_is_read",
         "a_prompt_without_an_answer_gets_a_number_or_an_error",
+        "completions_that_solve_nothing_do_not_pay",
     ),
     "Longest time that the reward itself gives one call, in seconds.": (
         "claims_are_of_their_kinds",

@@ -14,8 +14,9 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.function import FunctionReward
 from rlplug.types import RewardError, Sample
 from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, eager_threads, same_random_generators
+from rlplug_devkit.tasks.exploits import exploits_of
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
-from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer
+from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer, with_completion
 from rlplug_devkit.tasks.scoring import make_sample as make_sample
 
 
@@ -172,6 +173,35 @@ class RewardConformance(RewardScalingChecks):
         assert not call.error, f"a completion of {what}: score {call.error}. {advice}"
         for value in call.value if isinstance(call.value, list) else ():
             assert isinstance(value, RewardError) or is_reward(value), f"{what} got {brief(value)}. {advice}"
+
+    def test_completions_that_solve_nothing_do_not_pay(self) -> None:
+        """A policy finds each that scores like a right answer: nothing, the prompt again, every answer at once ..."""
+        self._needs_repetition()
+        reward = self._ready()
+        if not reward.needs_answer or reward.compares_group:
+            pytest.skip("does not apply: needs_answer is False, or compares_group is True")
+        solved, value = self._solved(reward)
+        for what, text in exploits_of(solved.prompt).items():
+            ((found,),) = self._values(reward, [with_completion(solved, text)])
+            assert found is None or found < value, (
+                f"{what}, {brief(text)}, scores {found:g}, and {brief(solved.completion)}, which has the answer, "
+                f"{value:g}: a policy writes that soon, and learns nothing else. Look for one answer, in one place."
+            )
+
+    def _solved(self, reward: Reward) -> tuple[Sample, float]:
+        """Return the sample with the highest reward of those that gain by their prompt's answer, and the reward."""
+        samples = self.samples()
+        own, other = self._values(reward, samples, self._with_other_answers(samples))
+        least = min(value for value in own if value is not None)
+        gains = [
+            (value, place)
+            for place, (value, without) in enumerate(zip(own, other, strict=True))
+            if value is not None and value > least and (without is None or without < value)
+        ]
+        if not gains:
+            pytest.skip("does not apply: no sample scores more with its prompt's answer than with another")
+        value, place = max(gains)
+        return samples[place], value
 
     def test_a_prompt_without_an_answer_gets_a_number_or_an_error(self) -> None:
         reward, sample = self._ready(), self.samples()[0]

@@ -170,9 +170,17 @@ class Scores(RefusalChecks):
 
 def with_answer(sample: Sample, answer: Any, prompt: str | None = None) -> Sample:
     """Return the sample of another task: with another answer, and with another prompt where one is given."""
-    metadata = dict(sample.prompt.metadata)
-    text = sample.prompt.text if prompt is None else prompt
-    made = make_sample(sample.completion, answer, text, **metadata)
+    return _of_task(sample, sample.completion, answer, sample.prompt.text if prompt is None else prompt)
+
+
+def with_completion(sample: Sample, text: str) -> Sample:
+    """Return another sample of the same task, with another completion."""
+    return _of_task(sample, text, sample.prompt.answer, sample.prompt.text)
+
+
+def _of_task(sample: Sample, completion: str, answer: Any, prompt: str) -> Sample:
+    """Return a sample with the other fields of a sample's prompt."""
+    made = make_sample(completion, answer, prompt, **sample.prompt.metadata)
     return dataclasses.replace(made, prompt=dataclasses.replace(made.prompt, messages=sample.prompt.messages))
 
 
