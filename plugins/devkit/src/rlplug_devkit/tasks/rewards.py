@@ -192,7 +192,7 @@ class RewardConformance(RewardScalingChecks):
         """Return the sample with the highest reward of those that gain by their prompt's answer, and the reward."""
         samples = self.samples()
         own, other = self._values(reward, samples, self._with_other_answers(samples))
-        least = min(value for value in own if value is not None)
+        least = min((value for value in own if value is not None), default=0.0)
         gains = [
             (value, place)
             for place, (value, without) in enumerate(zip(own, other, strict=True))
