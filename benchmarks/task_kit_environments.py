@@ -13,6 +13,9 @@ from rlplug_sandbox.tool_environment import ToolEnvironment
 from benchmarks.task_kit_checks import Subject, kit
 from rlplug.rollout.turns.environment_calls import ask_environment
 
+TOOLS: Final = ["examples.calculator.tools.calculate", "benchmarks.task_kit_tools.draw"]
+EXCUSED: Final = {"test_the_task_decides_the_answers": "tools answer calls alike, whatever the task"}
+
 
 def hidden_digit(made: Mapping[str, Any]) -> type:
     return kit(
@@ -32,17 +35,16 @@ def hidden_digit(made: Mapping[str, Any]) -> type:
 
 def tools(made: Mapping[str, Any]) -> type:
     environment = made["ToolEnvironment"]
-    functions = ["examples.calculator.tools.calculate"]
     numbers = ("time_limit_s", "memory_limit_mib", "output_limit_chars", "max_processes", "max_calls", "num_workers")
     wrong = [
-        *((f"ToolEnvironment.{name}", lambda name=name: environment(functions, **{name: 0})) for name in numbers),
-        ("ToolEnvironment.call_format", lambda: environment(functions, "hermez")),
+        *((f"ToolEnvironment.{name}", lambda name=name: environment(TOOLS, **{name: 0})) for name in numbers),
+        ("ToolEnvironment.call_format", lambda: environment(TOOLS, "hermez")),
         ("examples.calculator.gone", lambda: environment(["examples.calculator.gone"])),
     ]
     answers = {
         "expected": lambda _: [each.told for each in _played_by_tools()],
         "expected_metrics": lambda _: [[answer.metrics for answer in each.answers] for each in _played_by_tools()],
-        "expected_tools": lambda _: ask_environment(lambda: ToolEnvironment(functions, max_calls=5)),
+        "expected_tools": lambda _: ask_environment(lambda: ToolEnvironment(TOOLS, max_calls=6)),
         "broken_options": lambda _: wrong,
         "defaults": {
             "call_format": "auto",
@@ -57,21 +59,33 @@ def tools(made: Mapping[str, Any]) -> type:
     return type("Checks", (_tools(made),), answers)
 
 
-def _tools(made: Mapping[str, Any]) -> type:
-    def call(name: str, **arguments: Any) -> str:
-        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-    two = call("calculate", expression="2 + 2") + call("calculate", expression="1 / 0")
+def waiting_tools(made: Mapping[str, Any]) -> type:
     checks = kit(
         EnvironmentConformance,
-        make_environment=lambda: made["ToolEnvironment"](["examples.calculator.tools.calculate"], max_calls=5),
+        deadline_s=60.0,
+        make_environment=lambda: made["ToolEnvironment"](["benchmarks.task_kit_tools.wait"], time_limit_s=600.0),
+        turns=[_call("wait", seconds=0.0)],
+        endless_turn=_call("wait", seconds=500.0),
+    )
+    return type("Checks", (checks,), {"excused": EXCUSED})
+
+
+def _call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def _tools(made: Mapping[str, Any]) -> type:
+    two = _call("calculate", expression="2 + 2") + _call("calculate", expression="1 / 0")
+    draws = _call("draw", most=10**9)
+    checks = kit(
+        EnvironmentConformance,
+        make_environment=lambda: made["ToolEnvironment"](TOOLS, max_calls=6),
         prompts=[make_prompt("a>"), make_prompt("b>")],
         max_observation_chars=10_000,
         deadline_s=200.0,
-        turns=[two, call("calculator"), "<tool_call>{", call("calculate", expression="3 * 3"), two],
+        turns=[two, _call("calculator"), "<tool_call>{", _call("calculate", expression="3 * 3"), draws, two],
     )
-    excused = {"test_the_task_decides_the_answers": "tools answer calls alike, whatever the task"}
-    return type("Checks", (checks,), {"excused": excused})
+    return type("Checks", (checks,), {"excused": EXCUSED})
 
 
 @functools.cache
@@ -84,4 +98,7 @@ def _played_by_tools() -> list[Any]:
 ENVIRONMENTS: Final = [
     Subject("HiddenDigit", {"examples.hidden_digit.environment": ("HiddenDigit",)}, hidden_digit),
     Subject("ToolEnvironment", {"rlplug_sandbox.tool_environment": ("_message", "ToolEnvironment")}, tools),
+    Subject(
+        "ToolEnvironment of tools that wait", {"rlplug_sandbox.tool_environment": ("ToolEnvironment",)}, waiting_tools
+    ),
 ]
