@@ -84,6 +84,9 @@ CAUGHT_BY = {
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
     CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind] | hasty_tasks.CAUGHT_BY[kind]
 
+BY_ORDER = {"RemembersTurns": {"test_another_process_has_the_same_answers"}}
+"""Checks that catch a mistake in place of the table's, where the threads of another process begin with another task."""
+
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
@@ -127,7 +130,7 @@ def _release(left: list[object]) -> None:
 def test_mistakes_are_caught_by_the_checks_for_them(outcomes: Outcomes, mistake: str) -> None:
     (expected,) = [mistakes[mistake] for mistakes in CAUGHT_BY.values() if mistake in mistakes]
     failed = {check for of, check in outcomes.failed if of == f"Test{mistake}"}
-    assert failed == expected
+    assert failed in (expected, BY_ORDER.get(mistake, expected))
 
 
 @pytest.mark.parametrize("part", ["Fine", "FineAndScaled", "Guess", "Rows", *unusual_tasks.CHECKS])
