@@ -44,7 +44,7 @@ def tools(made: Mapping[str, Any]) -> type:
     answers = {
         "expected": lambda _: [each.told for each in _played_by_tools()],
         "expected_metrics": lambda _: [[answer.metrics for answer in each.answers] for each in _played_by_tools()],
-        "expected_tools": lambda _: ask_environment(lambda: ToolEnvironment(TOOLS, max_calls=6)),
+        "expected_tools": lambda _: ask_environment(lambda: ToolEnvironment(TOOLS, max_calls=7)),
         "broken_options": lambda _: wrong,
         "defaults": {
             "call_format": "auto",
@@ -77,13 +77,14 @@ def _call(name: str, **arguments: Any) -> str:
 def _tools(made: Mapping[str, Any]) -> type:
     two = _call("calculate", expression="2 + 2") + _call("calculate", expression="1 / 0")
     draws = _call("draw", most=10**9)
+    with_id = '[TOOL_CALLS]calculate[CALL_ID]abcdefghi[ARGS]{"expression": "5 - 1"}'
     checks = kit(
         EnvironmentConformance,
-        make_environment=lambda: made["ToolEnvironment"](TOOLS, max_calls=6),
+        make_environment=lambda: made["ToolEnvironment"](TOOLS, max_calls=7),
         prompts=[make_prompt("a>"), make_prompt("b>")],
         max_observation_chars=10_000,
         deadline_s=200.0,
-        turns=[two, _call("calculator"), "<tool_call>{", _call("calculate", expression="3 * 3"), draws, two],
+        turns=[two, _call("calculator"), "<tool_call>{", _call("calculate", expression="3 * 3"), with_id, draws, two],
     )
     return type("Checks", (checks,), {"excused": EXCUSED})
 
