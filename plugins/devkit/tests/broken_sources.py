@@ -197,7 +197,8 @@ class ForgetsWhatItLearnt(Prompts):
 
         def take(self, num_prompts: int) -> Any:
             taken = super().take(num_prompts)
-            return taken[self.num_easy % 3 :] + taken[: self.num_easy % 3]
+            place = min(self.num_easy, 1)
+            return taken[place:] + taken[:place]
 
 
 class KeepsItsPlaceInAnObject(Prompts):
