@@ -47,7 +47,8 @@ def require_bounded(path: str) -> None:
     elif done.returncode == -signal.SIGABRT:
         reason = f"reading it takes more than {MEMORY_BYTES >> 30} GiB of memory"
     elif done.returncode:
-        reason = f"the process that reads it ended with status {done.returncode}"
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = f"the process that reads it ended with status {done.returncode}: {said[:500]}"
     if reason:
         raise ValueError(reason)
 
