@@ -169,7 +169,8 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
     if before.endswith("\t") and before.isspace():
         return f"line {mark.line + 1} is indented with a tab: YAML takes spaces"
     context = f" ({error.context}, from line {began.line + 1})" if error.context and began is not None else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
+    problem = str(error.problem).replace("found unhashable key", "a list or a block is a key")
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{context}"
 
 
 def _check(text: str) -> None:
