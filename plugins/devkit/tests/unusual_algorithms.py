@@ -6,7 +6,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = [
     "MadeOfClosures",
     "MasksByTheEngine",
     "OwnBackward",
+    "PaysForEntropy",
     "PenalisesByTheFirstEstimator",
     "PenalisesInRewards",
     "PenalisesInTheLoss",
@@ -127,6 +128,18 @@ class Delegating(Algorithm):
 
     def loss(self, *arguments: Any, **named: Any) -> LossOutput:
         return self.inner.loss(*arguments, **named)
+
+
+class PaysForEntropy(FrozenWithSlots):
+    """Has a term of the entropy, which is raised."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(entropy_gradient=True)
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        output = super().loss(micro_batch, logprobs, entropy, denominators)
+        return replace(output, loss=output.loss - 0.01 * entropy.sum() / max(denominators.num_tokens, 1))
 
 
 class MadeOfClosures(Algorithm):
