@@ -10,7 +10,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from judge_server import DROP, FAULTS, HANG, Reply, by_length, chat, judge_server, make_judge, said, verdict, verdicts
+from judge_server import DROP, FAULTS, HANG, Reply, chat, make_judge, said, verdict, verdicts
 from rlplug_rewards.judges import Judge
 from rlplug_rewards.judges.endpoint import Endpoint, Prices
 from rlplug_rewards.judges.verdicts import score_reader
@@ -21,19 +21,6 @@ from rlplug.rewards import RewardRunner
 from rlplug.types import RewardError
 
 ALONE = SimpleNamespace(gather=list)
-
-
-@pytest.fixture
-def server():
-    with judge_server(by_length) as made:
-        yield made
-
-
-@pytest.fixture
-def template(tmp_path):
-    path = tmp_path / "judge.jinja"
-    path.write_text("Task: {{ prompt }}\nAnswer: {{ completion }}\nReference: {{ answer }}")
-    return path
 
 
 def test_a_proxy_of_the_environment_is_asked_where_a_judge_is_told_to(server, template, make_sample, monkeypatch):

@@ -7,24 +7,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from judge_server import Reply, by_length, judge_server, make_judge, verdict, verdicts
+from judge_server import Reply, make_judge, verdict, verdicts
 from rlplug_rewards.requests.answer_cache import AnswerCache
 
 from rlplug.errors import ConfigError
 from rlplug.types import RewardError
-
-
-@pytest.fixture
-def server():
-    with judge_server(by_length) as made:
-        yield made
-
-
-@pytest.fixture
-def template(tmp_path):
-    path = tmp_path / "judge.jinja"
-    path.write_text("Task: {{ prompt }}\nAnswer: {{ completion }}\nReference: {{ answer }}")
-    return path
 
 
 def test_equal_questions_at_once_are_one_request(server, template, make_sample, tmp_path):
