@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ from rlplug_hybrids.layers import kernels_of, stateful_layers, without_kernels
 from shapes import completion_lengths, matmul_ceiling
 from torch import Tensor, nn
 from transformers import AutoConfig
+from update import make_part
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
@@ -88,13 +89,20 @@ class Measured(LightningModule):
 
     automatic_optimization = False
 
-    def __init__(self, config: ModelConfig, model_trainer: TransformersTrainer, phase: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        model_trainer: TransformersTrainer,
+        phase: Callable[[Any], None],
+        optimizations: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.config, self.model_trainer, self.phase = config, model_trainer, phase
+        self.optimizations = [make_part(text) for text in optimizations]
         self.effects: list[str] = []
 
     def configure_model(self) -> None:
-        self.policy, effects = build_policy(self.config, [], self.trainer.strategy, self.model_trainer)
+        self.policy, effects = build_policy(self.config, self.optimizations, self.trainer.strategy, self.model_trainer)
         self.effects = [effect.description for effect in effects]
 
     def configure_optimizers(self) -> Any:
@@ -215,6 +223,12 @@ def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], mo
             torch.cuda.synchronize()
         if index >= options.warm_up:
             seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else math.nan
+    if options.profile:
+        with torch.profiler.profile() as profiler:
+            update()
+        table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=options.profile)
+        print(f"# {way}:\n{table}", flush=True)
     median, computed = statistics.median(seconds), sum(lengths)
     widest = sum(len(each) * max(lengths[row] for row in each) for each in plan)
     return {
@@ -224,7 +238,7 @@ def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], mo
         "slowest s": round(max(seconds), 3),
         "tokens/s": round(computed / median),
         "of ceiling": round(update_flops(policy, lengths) / median / options.ceiling, 3),
-        "peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else None,
+        "peak GiB": round(peak, 1) if is_cuda else None,
         "padding": round(widest / computed, 2),  # of packed rows: what layers without kernels compute
         "ways": module.effects,
     }
@@ -259,6 +273,7 @@ def update(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, A
     AutoConfig.for_model("qwen3_5_text", **shape).save_pretrained(folder)
     for way in options.ways:
         line: dict[str, Any] = {"phase": "update", "shape": options.shape, "rows": way}
+        line["optimizations"] = options.optimizations if way == "packed" else []
 
         def phase(module: Measured, way: str = way, line: dict[str, Any] = line) -> None:
             line.update(measure_update(options, way, rows, module))
@@ -266,7 +281,7 @@ def update(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, A
         config = ModelConfig(str(folder), init="random", dtype=options.dtype)
         try:
             with in_torch(config) if options.no_kernels else contextlib.nullcontext():
-                run(Measured(config, HybridTrainer(), phase))
+                run(Measured(config, HybridTrainer(), phase, options.optimizations if way == "packed" else ()))
         except torch.OutOfMemoryError:
             line["error"] = "out of memory"
         except RuntimeError as error:  # of a kernel; the other ways still run
@@ -352,6 +367,8 @@ def parse() -> argparse.Namespace:
     add("--longest", type=int, default=8192, help="tokens of the longest row")
     add("--max-tokens", type=int, default=8192, help="of a micro-batch, padding included")
     add("--no-kernels", action="store_true", help="transformers' functions in torch, in the update")
+    add("--optimizations", nargs="+", default=[], metavar="PART", help="of packed rows, as update.py names them")
+    add("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels of an update")
     add("--families", nargs="+", choices=FAMILIES, default=list(TRIED))
     add("--widths", nargs="+", type=int, default=[4, 16], help="times the widths of the tests' tiny models")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
