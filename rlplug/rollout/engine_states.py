@@ -64,14 +64,11 @@ MEANINGS: Final[dict[State, str]] = {
 MEASURED: Final = frozenset({"start", "wake_weights", "wake_kv_cache", "sleep"})
 """Calls around which device memory is measured, at the cost of a synchronisation."""
 
-FREED_SHARE: Final = 0.9
-"""Least share of the memory that the engine took when it woke, which sleep must free."""
+FREED: Final = (0.9, 256 << 20)
+"""Least share of the memory that the engine took when it woke, which sleep must free, and bytes that may lack."""
 
-SLACK_BYTES: Final = 256 << 20
-"""Tolerance of that check, in bytes, since other programs use the device too."""
-
-FREED_SHARE_AFTER_START: Final = 0.5
-"""Least share at the engine's first sleep: CUDA graphs, communicators and libraries stay."""
+FREED_AFTER_START: Final = (0.5, 1 << 30)
+"""The same at the engine's first sleep: CUDA's context and graphs, communicators and libraries' workspaces stay."""
 
 
 class EngineStateMachine:
@@ -88,7 +85,7 @@ class EngineStateMachine:
         self._device = device
         self._note_asleep = note_asleep
         self._taken_bytes = self._counted_bytes = self._asleep_bytes = 0
-        self._freed_share = FREED_SHARE
+        self._freed = FREED
         self.state: State = "new"
         self.seconds: dict[Call, float] = {}
         """Seconds that the newest call of each kind took."""
@@ -134,11 +131,11 @@ class EngineStateMachine:
             self._asleep_bytes = max(0, min(self._counted_bytes, self._asleep_bytes - change)) if is_asleep else 0
             self._note_asleep(self._asleep_bytes)
         if call == "start":
-            self._taken_bytes, self._freed_share = change, FREED_SHARE_AFTER_START
+            self._taken_bytes, self._freed = change, FREED_AFTER_START
         elif call == "sleep":
-            self.freed_bytes, needed = -change, self._freed_share * self._taken_bytes - SLACK_BYTES
-            taken, self._taken_bytes, self._freed_share = self._taken_bytes, 0, FREED_SHARE
-            if self.freed_bytes < needed:
+            self.freed_bytes, (share, slack) = -change, self._freed
+            taken, self._taken_bytes, self._freed = self._taken_bytes, 0, FREED
+            if self.freed_bytes < share * taken - slack:
                 raise RunError(
                     f"{self._name} took {taken / GIB:.1f} GiB of the device, and gave {self.freed_bytes / GIB:.1f} GiB "
                     "back in its sleep, which leaves the update too little. Check for requests that are still running, "

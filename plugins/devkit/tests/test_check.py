@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,13 @@ from typing import Any
 
 import pytest
 from rlplug_devkit.check import check_command
+from rlplug_devkit.check.results import Result
+from rlplug_devkit.check.runs import run_again
+from rlplug_devkit.check.subjects import Subject
+from rlplug_devkit.claims import STARTS_ONCE
 
 from rlplug.errors import ConfigError
+from rlplug.rollout.hf_engine import HFRollout
 
 PLUGIN = """
 from rlplug.plugin_manager import hookimpl
@@ -186,3 +193,26 @@ def test_settings_are_checked(package: Path, tmp_path: Path) -> None:
         (tmp_path / "settings.yaml").write_text(text)
         with pytest.raises(ConfigError, match=says):
             check_command(["made", "--settings", str(tmp_path / "settings.yaml")])
+
+
+class StartsOnce(HFRollout):
+    """An engine of which a process can have one."""
+
+    capabilities = dataclasses.replace(HFRollout.capabilities, restart=False)
+
+
+@pytest.mark.nightly
+def test_checks_that_want_another_engine_get_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches a record of an engine such as vLLM's in one process that never ran half of the kit."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    subject = Subject("engine", "StartsOnce", "test_check:StartsOnce")
+    checks = ("test_stats_are_finite", "test_tied_embeddings_are_sent_once", "test_weights_of_experts_are_used")
+    one_engine = [Result("TestStartsOnce", each, "skipped", 0.0, f"StartsOnce {STARTS_ONCE}") for each in checks]
+
+    results = run_again(subject, one_engine, tmp_path, time.monotonic() + 600.0)
+
+    assert [(each.check, each.held) for each in results] == [(check, "held") for check in checks], results
+    assert len(list(tmp_path.iterdir())) == 3, "each has one engine"

@@ -21,6 +21,8 @@ EVERY_ENGINE = "every engine"
 DOES_NOT_APPLY = "does not apply: "
 NOT_COMPARED: Final = "not compared: "
 """How a check's skip begins that an earlier failure of the same plugin excuses, and nothing else."""
+STARTS_ONCE: Final = "starts once in a process"
+"""In the reason of a check that wants another engine than the one that its process had."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="default: a name of engine, trainer, device and versions"
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="kits at once, 2 by default")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="kits at once; default: 2 on a CPU, 1 on a GPU, whose memory they measure"
+    )
     parser.add_argument("--limit", type=float, default=7200.0, metavar="S", help="seconds for all; 7200 by default")
     return parser
 
@@ -75,7 +77,8 @@ def certify_command(arguments: list[str]) -> int:
     file = options.record or Path(_file_name(values))
     engine, tolerances = _for_device(engine, values["device"])
     say(f"certifying {engine.name} with {trainer.name} on {values['device']}: kits first, then {', '.join(families)}")
-    results = _kits(engine, trainer, families, options.jobs, deadline)
+    jobs = options.jobs or (2 if values["device"] == "cpu" else 1)
+    results = _kits(engine, trainer, families, jobs, deadline)
     measured = {}
     for family in families:
         from rlplug_devkit.certify.learning import try_learning
@@ -151,7 +154,11 @@ def _file_name(values: dict[str, Any]) -> str:
 
 
 def _for_device(engine: Subject, device: str) -> tuple[Subject, Tolerances]:
-    """Return the engine with its kit's settings for a device, and the tolerances of parity there."""
+    """Return the engine with its kit's settings for a device, and the tolerances of parity there.
+
+    In bfloat16 engine and trainer both round, the kit's reference does not: they may differ by twice as much, which is
+    still a twentieth of what weights of before the sync differ by.
+    """
     from rlplug_devkit.reference import BFLOAT16, FLOAT32
 
     if device == "cpu":
@@ -159,7 +166,8 @@ def _for_device(engine: Subject, device: str) -> tuple[Subject, Tolerances]:
     import torch
 
     settings = {"dtype": torch.bfloat16, "tolerances": BFLOAT16, "seed_is_exact": False, **engine.settings}
-    return dataclasses.replace(engine, settings=settings), BFLOAT16
+    parity = dataclasses.replace(BFLOAT16, mean=2 * BFLOAT16.mean, max=2 * BFLOAT16.max)
+    return dataclasses.replace(engine, settings=settings), parity
 
 
 def _kits(engine: Subject, trainer: Subject, families: list[str], jobs: int, deadline: float) -> list[dict[str, Any]]:
@@ -170,7 +178,7 @@ def _kits(engine: Subject, trainer: Subject, families: list[str], jobs: int, dea
     subjects = [engine, dataclasses.replace(trainer, settings=own)]
     parts = {class_name(subject): f"kit of {subject.name}" for subject in subjects}
     with tempfile.TemporaryDirectory(prefix="rlplug-certify-") as folder:
-        found = run_kits(subjects, (), Path(folder), max(jobs, 1), max(deadline - time.monotonic(), 1.0))
+        found = run_kits(subjects, (), Path(folder), jobs, max(deadline - time.monotonic(), 1.0))
     ran = {result.subject for result in found}
     missing = [{"part": part, "check": "start", "held": "failed"} for name, part in parts.items() if name not in ran]
     results = [

@@ -17,7 +17,7 @@ from rlplug.observability.terminal import say
 from rlplug_devkit.check import generated
 from rlplug_devkit.check.results import RESULTS, Result, read_results
 from rlplug_devkit.check.subjects import Subject, class_name
-from rlplug_devkit.claims import words_of
+from rlplug_devkit.claims import STARTS_ONCE, words_of
 
 OPTIONS: Final = ("-q", "-p", "no:cacheprovider", "-p", "rlplug_devkit.check.results", "-o", "addopts=")
 LINE_S: Final = 30.0
@@ -65,28 +65,50 @@ def _progress(folder: Path) -> str:
 
 
 def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> list[Result]:
-    """Run subjects in a process, and those after one that ended it in another."""
+    """Run subjects in a process, those after one that ended it in another, and what one engine could not run alone."""
     results: list[Result] = []
+    every = subjects
     for number in range(len(subjects) + 1):
-        own = folder / str(number)
-        ending = _run(subjects, tests, own, deadline)
-        file = own / "results.jsonl"
-        found, begun = read_results(file.read_text().splitlines() if file.exists() else [])
+        found, begun, ending = _run(subjects, tests, folder / str(number), deadline)
         results += found
         if not ending:
             break
-        output = " ".join((own / "output.txt").read_text(errors="replace")[-600:].split())
         subject, check = ("", "start") if begun is None else (begun.subject, begun.check)
-        results.append(Result(subject, check, "failed", 0.0, f"{ending}: {output}"))
+        results.append(Result(subject, check, "failed", 0.0, ending))
         reached = {result.subject for result in results}
         subjects, tests = [each for each in subjects if class_name(each) not in reached], ()
         if begun is None or not subjects:
             break
-    return results
+    return [result for subject in every for result in run_again(subject, results, folder, deadline)] + [
+        result for result in results if result.subject not in {class_name(subject) for subject in every}
+    ]
 
 
-def _run(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> str:
-    """Run pytest over the generated tests of subjects; return how it ended, or nothing where it came to its end."""
+def run_again(subject: Subject, results: Sequence[Result], folder: Path, deadline: float) -> list[Result]:
+    """Return a subject's results, those that wanted a second engine from further processes: each has one engine."""
+    own = {result.check: result for result in results if result.subject == class_name(subject)}
+    for number in range(len(own)):
+        left = [check for check, result in own.items() if result.held == "skipped" and STARTS_ONCE in result.reason]
+        if not left:
+            break
+        place = folder / f"{class_name(subject)}-{number}"
+        found, begun, ending = _run([subject], (), place, deadline, left)
+        own |= {result.check: result for result in found}
+        if ending and begun is not None:
+            own[begun.check] = Result(begun.subject, begun.check, "failed", 0.0, ending)
+        elif ending or not found:
+            break
+    return list(own.values())
+
+
+def _run(
+    subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float, checks: Sequence[str] = ()
+) -> tuple[list[Result], Result | None, str]:
+    """Run pytest over the generated tests of subjects, or over some checks of one.
+
+    Returns:
+        Results, the check that has begun and not ended, and how the process ended where it did not come to its end.
+    """
     (folder / "working").mkdir(parents=True)
     job = folder / "job.pkl"
     job.write_bytes(pickle.dumps(tuple(subjects)))
@@ -98,15 +120,21 @@ def _run(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadl
     command = [sys.executable, "-m", "pytest", *OPTIONS, "--rootdir", str(folder), "-c", os.devnull]
     collected = folder / "working" / "test_package.py"  # not beside the kits, whose folder may have a conftest.py above
     collected.write_text(f"from {generated.__name__} import *\n")
-    command += [f"--basetemp={folder / 'tmp'}", str(collected), *map(str, tests)]
+    of_checks = [f"{collected}::{class_name(subjects[0])}::{check}" for check in checks]
+    command += [f"--basetemp={folder / 'tmp'}", *(of_checks or [str(collected)]), *map(str, tests)]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command, cwd=folder / "working", env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT
         )
     try:
         status = process.wait(max(deadline - time.monotonic(), 0))
+        ending = "" if status in (0, 1) else f"the process of the checks ended with status {status}"
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return "the time of --limit is over"
-    return "" if status in (0, 1) else f"the process of the checks ended with status {status}"
+        ending = "the time of --limit is over"
+    file = folder / "results.jsonl"
+    found, begun = read_results(file.read_text().splitlines() if file.exists() else [])
+    if ending:
+        ending += ": " + " ".join((folder / "output.txt").read_text(errors="replace")[-600:].split())
+    return found, begun, ending

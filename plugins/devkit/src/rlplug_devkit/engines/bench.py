@@ -26,6 +26,7 @@ from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
+from rlplug_devkit.claims import STARTS_ONCE
 from rlplug_devkit.engines.diagnosis import cause_of_logprobs, cause_of_tokens
 from rlplug_devkit.models import Family
 from rlplug_devkit.process_guard import ProcessGuard
@@ -119,7 +120,7 @@ class Bench:
 
     def _make(self, family: Family) -> None:
         if self._was_started and not self.capabilities.restart:
-            pytest.skip(f"{self.engine_name} starts once in a process: run this check alone, with pytest -k")
+            pytest.skip(f"{self.engine_name} {STARTS_ONCE}: run this check alone, with pytest -k")
         self._was_started = True
         self.discard()
         self.family, self.version, self.spec = family, 0, self.spec_of(family)
