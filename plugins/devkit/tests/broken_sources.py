@@ -207,6 +207,57 @@ class KeepsItsPlaceInAnObject(Prompts):
             return {**super().state_dict(), "position": Decimal(self.position)}
 
 
+class LearnsOfItsOwnSamples(Prompts):
+    class prompts(PromptStream):  # noqa: N801 - in the place of a function
+        num_easy = 0
+
+        def observe(self, samples: Any, gather_arrays: Any) -> None:
+            self.num_easy += sum(sample.reward > 0 for sample in samples)
+
+        def take(self, num_prompts: int) -> Any:
+            taken = super().take(num_prompts)
+            place = min(self.num_easy, 5)
+            return taken[place:] + taken[:place]
+
+        def state_dict(self) -> Any:
+            return {**super().state_dict(), "easy": self.num_easy}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.num_easy = state.get("easy", 0)
+            super().load_state_dict({key: value for key, value in state.items() if key != "easy"})
+
+
+class TakesAnyState(Prompts):
+    class prompts(PromptStream):  # noqa: N801 - in the place of a function
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict({**state, "fingerprint": self._fingerprint})
+
+
+class BelongsToNothing(Prompts):
+    class prompts(PromptStream):  # noqa: N801 - in the place of a function
+        def state_dict(self) -> Any:
+            return {"epoch": self.epoch, "position": self.position, "of": self._fingerprint}
+
+        def load_state_dict(self, state: Any) -> None:
+            if "of" not in state:
+                raise ConfigError("the state is of another source: name that one again.")
+            super().load_state_dict({"fingerprint": state["of"], **state})
+
+
+class TrainsOnOtherRows(Rows):
+    """Trains on what is there where a half of it was asked for."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return AllRows(Rows() if self.path == "half" else self, key, name)
+
+
+class BeginsAtTheSecond(Prompts):
+    class prompts(PromptStream):  # noqa: N801 - in the place of a function
+        def _epoch_order(self) -> Any:
+            first, *others = super()._epoch_order()
+            return [*others, first]
+
+
 # ---- endless, late, empty -------------------------------------------------------------------------------------------
 
 
@@ -305,6 +356,11 @@ CAUGHT_BY = {
     "LosesOneOfFive": {"test_draws_do_not_depend_on_their_size"},
     "HandsOutItsPlace": {"test_a_state_stays_as_it_was"},
     "ForgetsWhatItLearnt": {"test_observed_samples_go_on_too"},
+    "LearnsOfItsOwnSamples": {"test_ranks_learn_the_same"},
+    "TakesAnyState": {"test_a_state_of_other_prompts_is_refused"},
+    "BelongsToNothing": {"test_a_state_of_other_prompts_is_refused"},
+    "TrainsOnOtherRows": {"test_what_cannot_train_is_refused"},
+    "BeginsAtTheSecond": {"test_training_draws_are_the_expected_ones"},
     "KeepsItsPlaceInAnObject": {"test_training_prompts_go_on_at_their_place"},
     "HasNoEnd": {"test_rows_end"},
     "RepeatsUidsLater": {"test_rows_end"},

@@ -38,6 +38,8 @@ EXPECTED = {
     "BeginsAtOne": [PromptRow("rows:0", "0>", "0", {})],
 }
 """What the parts without mistakes answer."""
+DRAWS = [f"rows:{index}" for index in (*range(10), *range(6))]
+"""What the source without mistakes draws in order."""
 SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 """Their rewards over the largest so far, in two rounds."""
 
@@ -50,6 +52,10 @@ for kind, mistakes in CAUGHT_BY.items():
         if name in EXPECTED or name in ("Fine", "Guess", "Rows"):
             values = EXPECTED[name if name in EXPECTED else RIGHT[name]]
             settings["expected"] = lambda _, values=values: values
+        if name in ("Rows", "BeginsAtTheSecond"):
+            settings["expected_draws"] = lambda _: DRAWS
+        if name in ("Rows", "TrainsOnOtherRows"):
+            settings["untrainable"] = lambda _, part=part: [("half", lambda: part("half"))]
         if name == "HalvesWhatItScales":
             settings["expected_scaled"] = lambda _: SCALED
         settings |= {"most_rows": ENDS_AT} if kind == "source" else {}

@@ -2,180 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import io
-import json
-import math
-import pickle
-from collections.abc import Callable, Sequence
+import re
 from itertools import islice
-from typing import Any, Final
 
-import numpy as np
 import pytest
-import torch
 
-from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
-from rlplug.data.prompt_stream import TrainingPrompts
-from rlplug.data.sources import PromptRow, PromptSource
+from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, describe
-from rlplug.types import Prompt, RewardError, Sample
-from rlplug_devkit.models import make_tokenizer
-from rlplug_devkit.tasks.calls import is_same
-from rlplug_devkit.tasks.rows import SourceRowChecks
-from rlplug_devkit.tasks.scoring import make_sample
-
-NUM_DRAWN: Final = 8
-"""Training prompts that are drawn before and behind a place."""
-KEY: Final = "data.train"
+from rlplug_devkit.tasks.training_prompts import KEY, TrainingPromptChecks
 
 
-class DataSourceConformance(SourceRowChecks):
+class DataSourceConformance(TrainingPromptChecks):
     """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
 
     def make_broken_source(self) -> PromptSource | None:
         """Return a source of what is not there, such as a wrong path; ``None`` where nothing can be wrong."""
         return None
-
-    # ---- training prompts -----------------------------------------------------------------------------------------
-
-    def _training_prompts(self, seed: int = 1, shuffle: bool = True, name: str = "") -> TrainingPrompts:
-        """Return training prompts as a run makes them; end the check where that fails."""
-
-        def make() -> TrainingPrompts:
-            rows = self.make_source().for_training(KEY, name)
-            tokenizer = make_tokenizer(100)
-            tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-            rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1)
-            encoder = PromptEncoder(rules, rows.known, None, None, None, "refuse")
-            return rows.prompts(encoder, shuffle=shuffle, seed=seed)
-
-        prompts: TrainingPrompts = self._of_training(make)
-        return prompts
-
-    def _of_training(self, function: Callable[[], Any]) -> Any:
-        """Return what a function returns, in a call; skip the check where rows or earlier prompts are at fault."""
-        self._skip_after_failure()
-        with self._guard().around("for_training"):
-            (call,) = self._calls([function], read=lambda returned: returned)
-        if call.error:
-            self._not_compared(f"for_training and its prompts: {call.error}")
-        return call.value
-
-    def _taken(self, prompts: TrainingPrompts, num_prompts: int) -> list[Prompt]:
-        taken: list[Prompt] = self._of_training(lambda: prompts.take(num_prompts))
-        return taken
-
-    def test_rows_for_training_are_known_by_their_part(self) -> None:
-        """A mixture gives each part a name, which its rows' uids begin with."""
-        if not self.is_part:
-            pytest.skip("does not apply: is_part is False")
-        for name in ("", "part"):
-            known = self._of_training(functools.partial(self._known, name))
-            assert known, "for_training knows no row: give its rows, or the first ones, as known."
-            wrong = [row.uid for row in known if row.source != name or not row.uid.startswith(f"{name}/" * bool(name))]
-            assert not wrong, f"in the part {name!r} of a mixture, {wrong[0]!r} is not of_part(row, {name!r})."
-        drawn = {prompt.source for prompt in self._taken(self._training_prompts(name="part"), NUM_DRAWN)}
-        assert drawn == {"part"}, f"in the part 'part' of a mixture, prompts are of {sorted(drawn)}: use of_part."
-
-    def _known(self, name: str) -> list[PromptRow]:
-        return list(self.make_source().for_training(KEY, name).known)
-
-    def test_training_prompts_are_as_they_say(self) -> None:
-        prompts = self._training_prompts()
-        drawn = self._taken(prompts, NUM_DRAWN)
-        assert len(drawn) == NUM_DRAWN, f"take({NUM_DRAWN}) returned {len(drawn)} prompts: begin anew at the end."
-        assert self._taken(prompts, 0) == [], "take(0) returned prompts."
-        count: Any = prompts.num_prompts
-        assert count is None or (type(count) is int and count > 0), f"num_prompts is {count!r}: a number, or None."
-        longest = max(len(prompt.token_ids) for prompt in drawn)
-        assert longest <= prompts.longest_prompt, f"a prompt has {longest} tokens, and longest_prompt says otherwise."
-        by_uid = prompts.by_uid
-        is_counted = not by_uid or count == len(by_uid)
-        assert is_counted, f"num_prompts is {count}, and by_uid has {len(by_uid)} prompts: count those of one pass."
-        wrong = [prompt.uid for prompt in drawn if by_uid and not is_same(by_uid.get(prompt.uid), prompt)]
-        assert not wrong, f"by_uid does not have the prompt {wrong[0]!r} that was drawn."
-        metrics: Any = dict(prompts.metrics())
-        is_known = all(isinstance(n, str) and isinstance(v, int | float) for n, v in metrics.items())
-        assert is_known, f"metrics() returned {metrics}: return numbers by name."
-
-    def test_training_prompts_go_on_at_their_place(self) -> None:
-        """A checkpoint has the place in the prompts, however the source draws them, and what they have learnt."""
-        expected = self._taken(self._training_prompts(), 2 * NUM_DRAWN)
-        for place in (0, 1, NUM_DRAWN):
-            first, second = self._training_prompts(), self._training_prompts()
-            assert is_same(self._taken(first, place), expected[:place]), (
-                f"a second rank draws others of the first {place}."
-            )
-            state = self._state(first)
-            self._taken(second, NUM_DRAWN - place)
-            second.load_state_dict(state)
-            assert is_same(self._taken(second, NUM_DRAWN), expected[place : place + NUM_DRAWN]), (
-                f"training prompts with the state after {place} of them go on elsewhere."
-            )
-
-    def test_observed_samples_go_on_too(self) -> None:
-        """A rank may have no sample of a step; what prompts learn of samples is in their state."""
-        first, second = self._training_prompts(), self._training_prompts()
-        for _ in range(2):
-            drawn = self._taken(first, NUM_DRAWN)
-            self._of_training(functools.partial(first.observe, _scored(drawn), _alone))
-        self._of_training(lambda: first.observe([], _alone))
-        second.load_state_dict(self._state(first))
-        expected, found = (self._taken(each, 2 * NUM_DRAWN) for each in (first, second))
-        assert is_same(expected, found), (
-            "a resumed run draws other prompts than one that goes on: put all into state_dict."
-        )
-
-    def _state(self, prompts: TrainingPrompts) -> Any:
-        saved = io.BytesIO()
-        torch.save(self._of_training(prompts.state_dict), saved)
-        saved.seek(0)
-        try:
-            return torch.load(saved, weights_only=True)
-        except pickle.UnpicklingError as error:
-            text = str(error).partition("\n")[0]
-            pytest.fail(f"state_dict() of training prompts is no plain data, nor tensors: {text}", pytrace=False)
-
-    def test_a_state_stays_as_it_was(self) -> None:
-        """A step that is undone restores the state from before."""
-        prompts = self._training_prompts()
-        self._taken(prompts, 3)
-        state = self._of_training(prompts.state_dict)
-        kept = _as_text(state)
-        expected = self._taken(prompts, NUM_DRAWN)
-        self._of_training(lambda: prompts.observe(_scored(expected), _alone))
-        assert _as_text(state) == kept, "later draws change what state_dict returned: return a copy."
-        prompts.load_state_dict(state)
-        assert is_same(self._taken(prompts, NUM_DRAWN), expected), (
-            "a state, restored in the same object, goes on elsewhere."
-        )
-
-    def test_draws_do_not_depend_on_their_size(self) -> None:
-        """A step of a resumed run may draw in other portions."""
-        whole, parts = self._training_prompts(), self._training_prompts()
-        expected = self._taken(whole, 2 * NUM_DRAWN)
-        found = [prompt for size in (1, 2, 5, NUM_DRAWN) for prompt in self._taken(parts, size)]
-        assert is_same(expected, found), "prompts that are drawn in other portions are others: keep one order."
-
-    def test_the_seed_gives_the_order(self) -> None:
-        orders = [
-            [prompt.uid for prompt in self._taken(self._training_prompts(seed, shuffle), 2 * NUM_DRAWN)]
-            for seed, shuffle in ((1, True), (2, True), (1, False), (2, False))
-        ]
-        if len({*orders[2]}) >= NUM_DRAWN:
-            assert orders[0] != orders[1], "seeds 1 and 2 draw the same order: shuffle by the seed."
-            assert orders[0] != orders[2], "data.shuffle: true draws the order of the rows: shuffle by the seed."
-        assert orders[2] == orders[3], "with data.shuffle: false, the order depends on the seed."
-
-    def test_another_process_draws_the_same_prompts(self) -> None:
-        here, there = self._drawn(), self._elsewhere("_drawn")
-        assert here == there, f"another process draws {there} instead of {here}: so would another rank."
-
-    def _drawn(self) -> list[str]:
-        """Return the uids of the first training prompts."""
-        return [prompt.uid for prompt in self._taken(self._training_prompts(), 2 * NUM_DRAWN)]
 
     # ---- what is not there ----------------------------------------------------------------------------------------
 
@@ -216,31 +58,10 @@ class DataSourceConformance(SourceRowChecks):
         self._require_unchanged_process("a source")
 
 
-def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
-    """Return a sample of each prompt; every second has a reward of 1, and every third none."""
-    return [
-        dataclasses.replace(
-            make_sample("made up"),
-            prompt=prompt,
-            group=index,
-            reward=float(index % 2) if index % 3 else math.nan,
-            rewards={"a": float(index % 2) if index % 3 else RewardError("failed")},
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-
-
 def _problem_of(text: str, key: str) -> str:
     if not text.strip():
         return "a ConfigError without a message: say what to write instead."
     if len(text.removeprefix(key).split()) < 2:
         return f"{text!r}: say what is wrong, and what to write instead."
-    return "" if text.startswith(key) else f"{text!r}: begin the message with the key, {key}."
-
-
-def _as_text(state: Any) -> str:
-    return json.dumps(state, default=lambda tensor: tensor.tolist())
-
-
-def _alone(array: Any) -> Any:
-    return np.asarray(array)
+    is_named = re.match(rf"{re.escape(key)}\b", text) is not None
+    return "" if not key or is_named else f"{text!r}: begin the message with the key, {key}."
