@@ -7,17 +7,19 @@ others have a class of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import broken_optimizations
 import broken_passes
+import stated_optimizations
 import unusual_optimizations
 from broken_optimizations import OptimizationTests
 from test_optimization_sabotage import CAUGHT_BY, MISSED, UNUSUAL
 
 from rlplug.interfaces import Optimization
+from rlplug.interfaces.memory import ActivationTraits
 
-MODULES: Final = (broken_optimizations, broken_passes, unusual_optimizations)
+MODULES: Final = (broken_optimizations, broken_passes, stated_optimizations, unusual_optimizations)
 ON_TWO_RANKS: Final = ("ReportsItsRank", "ScalesOnOtherRanks")
 WITH_PARTNER: Final = "ChecksOnlyPlainBlocks"
 ALONE: Final = ("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", WITH_PARTNER)
@@ -30,9 +32,24 @@ class Together(OptimizationTests):
         found = {name: next(vars(module)[name] for module in MODULES if name in vars(module)) for name in self.names}
         return {name: [optimization()] for name, optimization in found.items()}
 
+    def broken_options(self) -> Mapping[str, Any]:
+        return stated_optimizations.BROKEN_OPTIONS
+
+    def expected_defaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return stated_optimizations.DEFAULTS
+
+    def expected_claims(self) -> Mapping[str, Mapping[str, Any]]:
+        return stated_optimizations.CLAIMS
+
+    def expected_effects(self) -> Mapping[str, Sequence[str]]:
+        return stated_optimizations.EFFECTS
+
+    def expected_plans(self) -> Mapping[str, ActivationTraits]:
+        return stated_optimizations.PLANS
+
 
 class TestCorrect(Together):
-    names = ("Fine", *MISSED, *UNUSUAL)
+    names = ("Fine", "Stated", *MISSED, *UNUSUAL)
 
 
 class TestMistakes(Together):

@@ -58,6 +58,13 @@ CAUGHT_BY = {
     "KeepsGraphs": "test_passes_leave_nothing_behind",
     "AddsHooks": "test_passes_leave_nothing_behind",
     "ForgetsTopP": "test_other_requests_equal_the_plain_path",
+    "TakesAnyNumber": "test_wrong_options_are_refused",
+    "HasAnotherDefault": "test_defaults_are_the_documented_ones",
+    "AppliesToAll": "test_claims_are_the_expected_ones",
+    "CountsOneMore": "test_effects_are_the_expected_ones",
+    "PlansFusedNorms": "test_plans_are_the_expected_ones",
+    "ConflictsWithASentence": "test_its_claims_are_well_formed",
+    "ChunksOnPaper": "test_claimed_memory_is_saved",
     "TrainsMeasuredEntropies": "test_measured_entropies_have_no_gradient",
 }
 """Each mistake, and the check that was written for it."""
@@ -88,7 +95,7 @@ def test_the_first_check_that_fails_is_the_one_for_the_mistake(outcomes: Outcome
     assert failed[:1] == [CAUGHT_BY[mistake]], failed
 
 
-@pytest.mark.parametrize("optimization", ["Fine", *MISSED, *UNUSUAL])
+@pytest.mark.parametrize("optimization", ["Fine", "Stated", *MISSED, *UNUSUAL])
 def test_what_has_no_mistake_that_the_kit_knows_passes(outcomes: Outcomes, optimization: str) -> None:
     assert _failed(outcomes, optimization) == []
     assert any(_is_of(of, check, optimization) for of, check in outcomes.passed)

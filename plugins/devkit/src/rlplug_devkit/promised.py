@@ -99,7 +99,10 @@ ALGORITHM: Final[Mapping[str, Sequence[str]]] = {
     ),
 }
 OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
-    "One change that an optimisation made, described so that a user can check it": ("it_takes_effect",),
+    "One change that an optimisation made, described so that a user can check it": (
+        "it_takes_effect",
+        "effects_are_the_expected_ones",
+    ),
     "One without an effect stops the run.": ("it_takes_effect", "an_effect_is_in_the_model"),
     "Each model of ``applies_to`` that the run has gets a copy of its own.": (
         "it_can_be_copied",
@@ -112,10 +115,14 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
     ),
     "A reference policy runs forward only.": ("a_reference_has_the_same_values",),
     "Class names of optimisations that this one excludes, each with the reason": ("its_claims_are_well_formed",),
-    "Whether a GPU run leaves it out when the memory plan fits without it.": ("its_claims_are_well_formed",),
+    "Whether a GPU run leaves it out when the memory plan fits without it.": (
+        "its_claims_are_well_formed",
+        "claims_are_the_expected_ones",
+    ),
     "Return the properties of the training step with this optimisation; unchanged by default.": (
         "its_claims_are_well_formed",
         "claimed_memory_is_saved",
+        "plans_are_the_expected_ones",
     ),
     "Edit the whole model, before its parameters are sharded.": (
         "building_changes_nothing_else",
@@ -177,6 +184,10 @@ OF_EVERY_PLUGIN: Final[Mapping[str, Sequence[str]]] = {
         "small_changes_of_rewards_are_seen",
     ),
     "It computes what its author says that it computes.": ("worked_examples_come_out",),
-    "A configuration that makes no sense is refused before a run begins.": ("options_are_taken_or_refused",),
+    "A configuration that makes no sense is refused before a run begins.": (
+        "options_are_taken_or_refused",
+        "wrong_options_are_refused",
+        "defaults_are_the_documented_ones",
+    ),
 }
 """What no interface says in a sentence of its own, and every kind promises."""

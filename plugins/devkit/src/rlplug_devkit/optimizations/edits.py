@@ -55,6 +55,7 @@ class EditChecks(OptimizationChecks):
             )
             for other, reason in each.conflicts.items():
                 assert other != name, f"{name} conflicts with itself: name other classes."
+                assert other.isidentifier(), f"{name} conflicts with {other!r}, which names no class."
                 assert isinstance(reason, str), f"conflicts of {name} has no reason for {other}: say why in a sentence."
                 assert reason.strip(), f"conflicts of {name} has no reason for {other}: say why in a sentence."
             assert isinstance(each.only_if_needed, bool), f"only_if_needed of {name} is {each.only_if_needed!r}."

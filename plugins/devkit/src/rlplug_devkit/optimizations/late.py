@@ -88,6 +88,11 @@ class LateChecks(PassChecks):
             f"by its plan_memory {variant} keeps less for the backward pass, and {found['bytes']} bytes of {model} are "
             f"kept, {plain['bytes']} without: runs would be planned for memory that is not there."
         )
+        is_chunked = found["chunk"] is not None and found["chunk"] < plain["logits"]
+        assert not is_chunked or found["logits"] < plain["logits"], (
+            f"by its plan_memory {variant} has the logits of {found['chunk']} tokens at a time, and those of "
+            f"{found['logits']} are kept for the backward pass: set keeps_logits, or compute them again."
+        )
 
     def test_passes_leave_nothing_behind(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
         """Neither tensors and hooks, which add up, nor a pass's graph, with which all its activations stay."""

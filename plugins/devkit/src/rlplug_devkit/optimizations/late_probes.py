@@ -13,7 +13,7 @@ from rlplug.distributed.mesh import local_part
 from rlplug.interfaces.memory import ActivationTraits
 from rlplug_devkit.optimizations.structure import structure_of
 from rlplug_devkit.process_state import new_objects_alone, num_alive
-from rlplug_devkit.trainers.cases import rows
+from rlplug_devkit.trainers.cases import VOCABULARY, rows
 from rlplug_devkit.trainers.ranks import Measured
 
 NUM_PASSES: Final = 6
@@ -69,13 +69,16 @@ class LateProbes(Measured):
         }
 
     def saved(self) -> dict[str, Any]:
-        """Return the bytes that a forward pass keeps for the backward one, and whether by the plan they are fewer."""
-        num_bytes = 0
+        """Return what a forward pass keeps for the backward one: bytes, and rows of logits; and what its plan says."""
+        num_bytes = num_logits = 0
         is_backward = False
 
         def pack(tensor: Tensor) -> Tensor:
-            nonlocal num_bytes
-            num_bytes += 0 if is_backward else local_part(tensor).nbytes
+            nonlocal num_bytes, num_logits
+            if not is_backward:
+                num_bytes += local_part(tensor).nbytes
+                is_of_vocabulary = tensor.dim() > 0 and tensor.shape[-1] == VOCABULARY
+                num_logits = max(num_logits, tensor.numel() // VOCABULARY if is_of_vocabulary else 0)
             return tensor
 
         def unpack(tensor: Tensor) -> Tensor:
@@ -91,7 +94,12 @@ class LateProbes(Measured):
             plan = each.plan_memory(plan)
         chunks = plan.logits_chunk is not None and not plan.keeps_logits
         is_less = plan.recompute != traits.recompute or plan.activations_on_host or chunks
-        return {"bytes": num_bytes, "planned less": is_less}
+        return {
+            "bytes": num_bytes,
+            "planned less": is_less,
+            "logits": num_logits,
+            "chunk": None if plan.keeps_logits else plan.logits_chunk,
+        }
 
     def second(self) -> dict[str, str]:
         """Return the structure of a second policy."""
