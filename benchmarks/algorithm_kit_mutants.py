@@ -56,11 +56,11 @@ def _arguments(check: Any) -> Iterator[dict[str, Any]]:
         yield from ({mark.args[0]: value} for value in mark.args[1])
 
 
-def _is_of_a_message(site: Site) -> bool:
+def is_of_a_message(site: Site) -> bool:
     """Return whether a text with a space in it is changed, which nothing but a message is."""
     before, _, after = site.text.partition(": ")[2].rpartition(" becomes ")
     return before[:1] in "\"'" and " " in before and after in ("''", "'mutant'") if before else False
 
 
 if __name__ == "__main__":
-    main(__doc__, SUBJECTS, killed_by, lambda site: not _is_of_a_message(site))
+    main(__doc__, SUBJECTS, killed_by, lambda site: not is_of_a_message(site))

@@ -224,6 +224,7 @@ def main(
     parser.add_argument("--most", type=int, default=60, help="mutants that are drawn, of all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of a site's text: no other is drawn")
+    parser.add_argument("--again", type=Path, help="such a file: its survivors are run instead of others")
     parser.add_argument("--out", type=Path, help="file for the survivors and what killed the others")
     options = parser.parse_args()
     subjects: dict[Site, list[Subject]] = {}
@@ -235,6 +236,9 @@ def main(
     drawn = [site for site in subjects if options.only in str(site) and is_drawn(site)]
     num_sites = len(drawn)
     random.Random(options.seed).shuffle(drawn)
+    if options.again:
+        survivors = {each["mutant"] for each in json.loads(options.again.read_text()) if each["killed_by"] is None}
+        drawn = [site for site in drawn if str(site) in survivors]
     results, began = [], time.monotonic()
     for site in drawn[: options.most]:
         killers = (_killer(subject, site, first_failure) for subject in subjects[site])
