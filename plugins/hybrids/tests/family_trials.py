@@ -66,6 +66,8 @@ def tried(config: Any, folder: Path) -> Trial:
         torch.manual_seed(0)
         oracle: Any = AutoModelForCausalLM.from_config(read, dtype=torch.float32, attn_implementation="eager").eval()
         enlarge(oracle)
+        with torch.no_grad():
+            alone_logprobs(oracle, rows_for(oracle, 1)[0])  # of sizes that do not fit together
         oracle.save_pretrained(folder)
         read.save_pretrained(folder)  # that of the whole, where the policy is the text model in it
     except Exception as error:  # noqa: BLE001 - transformers builds no such model
@@ -125,7 +127,7 @@ def _trained(network: Any, oracle: Any) -> tuple[str, float, float]:
     with torch.no_grad():
         again = packed_logprobs(network, rows)
         beside = packed_logprobs(network, [rows[0], *others[1:3], rows[3]])
-    if not torch.equal(again, logprobs):
+    if not float((again - logprobs).detach().abs().max()) < CLOSE:  # round-off of a pass without gradients
         return "two passes in training differ", far, off
     first, last = LENGTHS[0] - 1, LENGTHS[-1] - 1
     changed = torch.cat([beside[:first] - again[:first], beside[-last:] - again[-last:]]).abs().max()

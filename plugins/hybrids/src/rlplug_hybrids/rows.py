@@ -59,7 +59,7 @@ class _Rows:
         padding = (borders[:-1, None] + steps) % len(tokens)
         self.packing = sequence * len(steps) + tokens - borders[sequence]
         self.kept = kwargs.get("logits_to_keep", slice(None))
-        padded = {"input_ids": ids[0, padding], "position_ids": steps.expand(len(padding), -1), "use_cache": False}
+        padded = {"input_ids": ids[0, padding], "use_cache": False}  # RoBERTa's positions do not begin at 0
         known = inspect.signature(module.forward).parameters
         return args, {name: value for name, value in padded.items() if name in known}
 
