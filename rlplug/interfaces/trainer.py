@@ -50,8 +50,7 @@ class ModelConfig:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

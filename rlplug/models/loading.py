@@ -41,13 +41,12 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
 
 def model_of(model_config: Any, path: str, key: str, attn_implementation: str = attention.NAME) -> Any:
     """Build the model of a configuration on the meta device, in float32; with its own attention if it has no choice."""
-    make: Any = AutoModelForCausalLM.from_config
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
     if known is not None and attn_implementation == attention.NAME and not known._can_set_attn_implementation():
         attn_implementation = "eager"  # which leaks, as the check at the start sees
     options = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     with torch.device("meta"):
-        return read(path, key, "model", pretrained, make, model_config, **options)
+        return read(path, key, "model", pretrained, AutoModelForCausalLM.from_config, model_config, **options)
 
 
 def trainable_config(config: ModelConfig, key: str) -> Any:

@@ -65,8 +65,7 @@ class TransformersTrainer(ModelTrainer):
 
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
         own: Any = network
-        is_trunk = own.get_output_embeddings() is None
-        prefix = f"{own.base_model_prefix}." if is_trunk else ""  # in the checkpoint, before the trunk's own names
+        prefix = f"{own.base_model_prefix}." if own.get_output_embeddings() is None else ""  # before a trunk's names
         return load_weights(network, config, key, prefix)
 
     def hf_weights(self, network: nn.Module) -> WeightsOfParameters:

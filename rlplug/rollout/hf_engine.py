@@ -33,7 +33,7 @@ from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.types.ranges import Count, check_ranges
-from rlplug.weight_sync.hf_names import hf_views
+from rlplug.weight_sync.hf_names import hf_views, sent_dtype
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
@@ -93,6 +93,8 @@ class HFRollout(RolloutEngine):
         config = AutoConfig.from_pretrained(policy.path, trust_remote_code=False)
         with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the run's generator
             model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype, trust_remote_code=False)
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(sent_dtype(name, policy.dtype))
         self._model = model.to(self._device).eval()
         self._recorder = None
         if policy.routers is not None:
@@ -113,8 +115,7 @@ class HFRollout(RolloutEngine):
         # requests that the context cuts short run apart, so that they cut short no other
         by_limit: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
-            limit = min(longest, max_completion_tokens(request, self._policy))
-            by_limit.setdefault(limit, []).append(index)
+            by_limit.setdefault(min(longest, max_completion_tokens(request, self._policy)), []).append(index)
         completions: dict[int, Completion] = {}
         num_tokens = 0
         for num_new, indices in by_limit.items():
@@ -222,12 +223,11 @@ class HFRollout(RolloutEngine):
         for bucket in validator.count(buckets):
             tensors = dict(bucket)
             for name in tensors.keys() & own_weights.keys():
-                scales = tensors.get(FP8Weights.scale_name(name))
-                weight, dtype = tensors[name], own_weights[name].dtype
+                weight, scales = tensors[name], tensors.get(FP8Weights.scale_name(name))
                 if scales is not None:
                     from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 
-                    weight = dequantize_blocks(weight, scales, dtype)
+                    weight = dequantize_blocks(weight, scales, own_weights[name].dtype)
                 own_weights[name].copy_(weight)
         self._version = version
         return validator.report(version)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, WeightsOfParameters
-from rlplug.weight_sync.hf_names import adapter_modules, adapters_of, hf_weights
+from rlplug.weight_sync.hf_names import adapter_modules, adapters_of, hf_weights, sent_dtype
 
 if TYPE_CHECKING:
     from rlplug.weight_sync.low_rank import LowRankUpdate
@@ -178,7 +178,7 @@ class _WeightGatherer:
         return sum(
             weight.shape.numel() + FP8Weights.scale_shape(weight.shape).numel() * torch.float32.itemsize
             if weight.name in self.in_fp8
-            else weight.shape.numel() * self.dtype.itemsize
+            else weight.shape.numel() * sent_dtype(weight.name, self.dtype).itemsize
             for weight in self.weights[name]
         )
 
@@ -211,7 +211,7 @@ class _WeightGatherer:
         local, num_rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
         matrix_rows = num_rows * tensor.shape[1:-1].numel()  # with the matrices of all its experts stacked
         if matrix_rows % FP8Weights.BLOCK or not self._is_quantised_whole(name):
-            return {name: _Part(local, tensor.shape, num_rows, self.dtype)}
+            return {name: _Part(local, tensor.shape, num_rows, sent_dtype(name, self.dtype))}
         from rlplug.weight_sync.fp8_quantize import quantize_blocks
 
         values, scales = quantize_blocks(local.flatten(0, -2), self.dtype, self.power_of_two_scales)
@@ -236,7 +236,7 @@ class _WeightGatherer:
         for weight in self.weights[name]:
             tensor = weight.of(full[name])
             if weight.name not in self.in_fp8:
-                yield weight.name, tensor.to(self.dtype)
+                yield weight.name, tensor.to(sent_dtype(weight.name, self.dtype))
                 continue
             if scales_of_all is None:
                 from rlplug.weight_sync.fp8_quantize import quantize_blocks
@@ -262,11 +262,8 @@ def _apart(tensor: Tensor, storages: set[int]) -> Tensor:
 def _axis_of_rows(tensor: DTensor) -> int | None:
     """Return the mesh axis that shards the rows of ``tensor``, or ``None`` if it is sharded in another way."""
     sharded = [axis for axis, placement in enumerate(tensor.placements) if type(placement) is not Replicate]
-    if len(sharded) != 1:
-        return None
-    (axis,) = sharded
-    placement = tensor.placements[axis]
-    return axis if type(placement) is Shard and placement.dim == 0 else None
+    placement: Any = tensor.placements[sharded[0]] if len(sharded) == 1 else None
+    return sharded[0] if type(placement) is Shard and placement.dim == 0 else None
 
 
 def _part_in(dtype: torch.dtype, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
@@ -322,5 +319,4 @@ def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[s
 
 def _joined(column: Tensor, part: _Part) -> Tensor:
     """Return the full tensor from ``column``, uint8 [ranks, bytes], whose rows are the ranks' parts."""
-    num_bytes = part.shape.numel() * part.dtype.itemsize
-    return column.reshape(-1)[:num_bytes].view(part.dtype).view(part.shape)
+    return column.reshape(-1)[: part.shape.numel() * part.dtype.itemsize].view(part.dtype).view(part.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +19,15 @@ from rlplug.interfaces.weight_sync import HFWeight
 if TYPE_CHECKING:
     from rlplug.weight_sync.low_rank import Adapters
 
+DECAYS: Final = ("A_log", "dt_bias")
+"""Own names of the parameters of delta nets and Mamba that keep float32 in passes, syncs and exports."""
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
 """Weights of each model, kept because every sync asks for them."""
+
+
+def sent_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a weight in a sync or an export in ``dtype``, which decays do not take."""
+    return torch.float32 if name.rpartition(".")[2] in DECAYS else dtype
 
 
 def hf_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:

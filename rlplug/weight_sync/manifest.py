@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
 from rlplug.types import GIB
-from rlplug.weight_sync.hf_names import hf_weights
+from rlplug.weight_sync.hf_names import hf_weights, sent_dtype
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
@@ -46,7 +46,7 @@ def expected_tensors(model: nn.Module, policy: PolicySpec) -> dict[str, TensorIn
     weights: dict[str, TensorInfo] = {}
     for weight in chain.from_iterable(hf_weights(model).values()):
         name, shape = weight.name, weight.shape
-        weights[name] = TensorInfo(shape, FP8Weights.DTYPE if name in in_fp8 else policy.dtype)
+        weights[name] = TensorInfo(shape, FP8Weights.DTYPE if name in in_fp8 else sent_dtype(name, policy.dtype))
         if name in in_fp8:
             weights[FP8Weights.scale_name(name)] = TensorInfo(FP8Weights.scale_shape(shape), torch.float32)
     return weights
