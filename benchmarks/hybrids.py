@@ -287,7 +287,7 @@ def update(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, A
         except RuntimeError as error:  # of a kernel; the other ways still run
             line["error"] = f"{type(error).__name__}: {str(error)[:500]}"
         layers = {type(layer) for layer in stateful_layers(empty_model(config)).values()}
-        kernels = {kernel.package: kernel.is_installed for each in layers for kernel in kernels_of(each)}
+        kernels = {kernel.package: kernel.is_used for each in layers for kernel in kernels_of(each)}
         say(line | {"kernels": kernels, "no kernels": options.no_kernels})
 
 

@@ -12,6 +12,7 @@ import kernel_stand_ins
 
 kernel_stand_ins.install()
 
+import torch
 from hybrid_models import REFUSED, build, write
 from rlplug_hybrids import HybridTrainer
 from rlplug_hybrids.borders import keep_apart
@@ -19,6 +20,7 @@ from rlplug_hybrids.trainer import stateful_layers, way_of
 from test_families import ONE, alone, gradients, largest_relative_error, loss, packed, sequences
 
 from rlplug.interfaces import ModelConfig
+from rlplug.models.loading import to_empty_on
 
 
 def report_of(family: str) -> dict[str, Any]:
@@ -42,6 +44,19 @@ def report_of(family: str) -> dict[str, Any]:
     return found
 
 
+def loaded_on_the_cpu(family: str) -> dict[str, Any]:
+    """Return what a policy that a trainer loaded on the CPU calls and says; the kernels are not used any more."""
+    trainer = HybridTrainer()
+    with tempfile.TemporaryDirectory() as folder:
+        config = ModelConfig(str(write(family, Path(folder))), init="random", dtype="float32")
+        network: Any = trainer.empty_network(config, "model.policy")
+        to_empty_on(network, torch.device("cpu"))
+        said = trainer.load_weights(network, config, "model.policy").description
+    network(input_ids=torch.arange(3, 9)[None], use_cache=True)
+    packed(network, sequences())
+    return {"calls loaded": calls(), "said": said}
+
+
 def calls() -> dict[str, list[str]]:
     """Return which borders each kernel got since the last call."""
     given = {name: sorted(borders) for name, borders in kernel_stand_ins.CALLS.items()}
@@ -50,4 +65,5 @@ def calls() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({family: report_of(family) for family in sys.argv[1:]}))
+    reports = {family: report_of(family) for family in sys.argv[1:]}
+    print(json.dumps({family: report | loaded_on_the_cpu(family) for family, report in reports.items()}))

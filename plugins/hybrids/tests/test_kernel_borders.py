@@ -55,3 +55,5 @@ def test_kernels_get_the_borders_or_padded_rows(family: str) -> None:
     assert ("padded row" in ways) is (family == "jamba")
     assert "slow without" not in ways
     assert report["calls at start"] == {}  # kernels take no tensors of the host, where the first check runs
+    assert report["calls loaded"] == {}  # nor of a run on the CPU, which Triton would end
+    assert "slow without the kernels of" in report["said"]

@@ -12,6 +12,7 @@ Shape legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -35,7 +36,7 @@ def keep_apart(network: nn.Module, use_kernels: bool = True) -> None:
     """
     blocks: dict[nn.Module, list[_Layer]] = {}
     for name, layer in stateful_layers(network).items():
-        hooks = _Layer(layer, use_kernels and takes_borders(layer))
+        hooks = _Layer(layer, use_kernels)
         blocks.setdefault(_block_of(network, name), []).append(hooks)
         layer.register_forward_pre_hook(hooks.before, with_kwargs=True)
         layer.register_forward_hook(hooks.after)
@@ -72,14 +73,19 @@ class _BlockForward:
 class _Layer:
     """Hooks of one layer, and the borders of the row that its block is computing."""
 
-    def __init__(self, layer: nn.Module, uses_kernels: bool) -> None:
-        self.uses_kernels = uses_kernels
+    def __init__(self, layer: nn.Module, use_kernels: bool) -> None:
+        self.layer, self.use_kernels = layer, use_kernels
         # transformers renames cu_seq_lens_q in delta nets; Kimi's read what nothing fills, cu_seqlens
         self.renames = any("cu_seq_lens_q" in code.co_consts for code in codes_of(type(layer)))
         self.of_block: dict[str, Any] = {}
         self.packing: Tensor | None = None
         """int64 [N]: place of each token in the padded batch that the layer is computing"""
         self.shape: tuple[int, ...] = ()
+
+    @cached_property
+    def uses_kernels(self) -> bool:
+        """Whether the layer gets borders; asked at its first pass, since loading ends the use of kernels on a CPU."""
+        return self.use_kernels and takes_borders(self.layer)
 
     def before(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         self.packing = None

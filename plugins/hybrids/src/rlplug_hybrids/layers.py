@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, Final, NamedTuple
 
 from torch import nn
@@ -25,7 +25,8 @@ class Kernel(NamedTuple):
     """A function that mixes tokens, for which transformers takes a package's kernel where it is installed."""
 
     package: str
-    is_installed: bool
+    is_used: bool
+    """Whether calls reach the package's kernel, and not the function in torch"""
     takes_borders: bool
     cells: dict[str, Any]
     """Cells of transformers' wrapper by the names of its variables."""
@@ -51,41 +52,52 @@ def takes_borders(layer: nn.Module) -> bool:
     """Return whether all functions that mix this layer's tokens are kernels, get its arguments and take borders."""
     kernels, codes = kernels_of(type(layer)), list(codes_of(type(layer)))
     passes_on = any(code.co_flags & inspect.CO_VARKEYWORDS and set(code.co_names) & STATES for code in codes)
-    return passes_on and bool(kernels) and all(kernel.is_installed and kernel.takes_borders for kernel in kernels)
+    return passes_on and bool(kernels) and all(kernel.is_used and kernel.takes_borders for kernel in kernels)
 
 
-def kernels_of(layer_class: type) -> list[Kernel]:
-    """Return the kernels that a class calls while it trains."""
+def kernels_of(layer_class: type, with_decoding: bool = False) -> list[Kernel]:
+    """Return the kernels that a class calls while it trains, or also those with which it only decodes."""
     namespace = vars(sys.modules[layer_class.__module__])
     found = []
     for name in sorted({name for code in codes_of(layer_class) for name in code.co_names}):
         function = namespace.get(name)
-        if not inspect.isfunction(function) or any(part in name for part in DECODE_ONLY):
+        if not inspect.isfunction(function) or (not with_decoding and any(part in name for part in DECODE_ONLY)):
             continue
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if "is_new_implementation" in cells:
             values = {variable: cell.cell_contents for variable, cell in cells.items()}
             knows = bool(BORDERS & {*values["applicable_params"]})
-            found.append(Kernel(values["package"], values["is_new_implementation"], knows, cells))
+            is_used = values["implementation"] is not values["torch_function"]
+            found.append(Kernel(values["package"], is_used, knows, cells))
     return found
 
 
 @contextmanager
 def without_kernels(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Let the layers compute with transformers' functions in torch, since kernels take no tensors on the host."""
-    changed = []
-    for layer_class in {type(layer) for layer in layers}:
-        for kernel in kernels_of(layer_class):
-            in_torch = kernel.cells["torch_function"].cell_contents
-            values = {"implementation": in_torch, "is_new_implementation": False}
-            for name, value in (values | {"applicable_params": tuple(inspect.signature(in_torch).parameters)}).items():
-                changed.append((kernel.cells[name], kernel.cells[name].cell_contents))
-                kernel.cells[name].cell_contents = value
+    """Let layers compute in torch for a while; see :func:`compute_in_torch`."""
+    changed = compute_in_torch(layers)
     try:
         yield
     finally:
         for cell, value in reversed(changed):
             cell.cell_contents = value
+
+
+def compute_in_torch(layers: Iterable[nn.Module]) -> list[tuple[CellType, Any]]:
+    """Let all layers of these classes compute with transformers' functions in torch, since kernels need a GPU.
+
+    Returns:
+        The cells that were changed, each with what it had.
+    """
+    changed = []
+    for layer_class in {type(layer) for layer in layers}:
+        for kernel in kernels_of(layer_class, with_decoding=True):
+            in_torch = kernel.cells["torch_function"].cell_contents
+            parameters = tuple(inspect.signature(in_torch).parameters)
+            for name, value in (("implementation", in_torch), ("applicable_params", parameters)):
+                changed.append((kernel.cells[name], kernel.cells[name].cell_contents))
+                kernel.cells[name].cell_contents = value
+    return changed
 
 
 def read_weights(layer: nn.Module) -> set[str]:

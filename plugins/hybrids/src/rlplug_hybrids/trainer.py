@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -15,7 +17,14 @@ from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import adapters_of
 from rlplug_hybrids.borders import keep_apart
-from rlplug_hybrids.layers import kernels_of, read_weights, stateful_layers, takes_borders, without_kernels
+from rlplug_hybrids.layers import (
+    compute_in_torch,
+    kernels_of,
+    read_weights,
+    stateful_layers,
+    takes_borders,
+    without_kernels,
+)
 from rlplug_hybrids.rows import pad_rows
 
 if TYPE_CHECKING:
@@ -28,7 +37,23 @@ AHEAD = "is not causal, or mixes the rows of a batch"
 """What a leak is between padded rows."""
 
 
-class HybridTrainer(TransformersTrainer):
+class _StatefulTrainer(TransformersTrainer):
+    """Keeps the kernels of layers with a state off the CPU."""
+
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        layers = stateful_layers(network)
+        refuse_lost_adapters(network, layers)
+        loaded = super().load_weights(network, config, key)
+        if next(network.parameters()).device.type == "cpu":
+            compute_in_torch(layers.values())
+        return Effect(f"{loaded.description}; {self.way(layers)}")
+
+    def way(self, layers: Mapping[str, nn.Module]) -> str:
+        """Return how sequences are kept apart, as part of a sentence."""
+        raise NotImplementedError
+
+
+class HybridTrainer(_StatefulTrainer):
     """Train transformers' hybrid models, some of whose layers have a state.
 
     Such layers, gated delta nets, Mamba and short convolutions among them, are found by their structure. Where all of a
@@ -55,16 +80,12 @@ class HybridTrainer(TransformersTrainer):
     def edit(self, network: PreTrainedModel) -> None:
         keep_apart(network)
 
-    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
-        layers = stateful_layers(network)
-        refuse_lost_adapters(network, layers)
-        loaded = super().load_weights(network, config, key)
+    def way(self, layers: Mapping[str, nn.Module]) -> str:
         ways = Counter(way_of(layer) for layer in layers.values())
-        said = ", ".join(f"{count} {way}" for way, count in ways.items()) or "no layer has a state"
-        return Effect(f"{loaded.description}; {said}")
+        return ", ".join(f"{count} {way}" for way, count in ways.items()) or "no layer has a state"
 
 
-class PaddedTrainer(TransformersTrainer):
+class PaddedTrainer(_StatefulTrainer):
     """Train causal models of transformers that cannot be packed, on padded rows.
 
     The whole model gets a batch with one row for each sequence, padded to the longest, and computes it with its own
@@ -95,10 +116,8 @@ class PaddedTrainer(TransformersTrainer):
     def edit(self, network: PreTrainedModel) -> None:
         pad_rows(network)
 
-    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
-        refuse_lost_adapters(network, stateful_layers(network))
-        loaded = super().load_weights(network, config, key)
-        return Effect(f"{loaded.description}; a padded row for each sequence")
+    def way(self, layers: Mapping[str, nn.Module]) -> str:
+        return "a padded row for each sequence"
 
 
 class _AheadTrainer(TransformersTrainer):
@@ -119,8 +138,10 @@ def way_of(layer: nn.Module) -> str:
     name = type(layer).__name__
     if takes_borders(layer):
         return f"{name} by the borders that their kernels take"
-    kernels = kernels_of(type(layer))
-    missing = sorted({DISTRIBUTIONS.get(k.package, k.package) for k in kernels if not k.is_installed})
+    missing = []
+    for package in sorted({kernel.package for kernel in kernels_of(type(layer)) if not kernel.is_used}):
+        own = DISTRIBUTIONS.get(package, package)
+        missing.append(f"the kernels of {own}, which do not run here" if package in sys.modules else own)
     slow = f", slow without {' and '.join(missing)}" if missing else ""
     return f"{name} by a padded row for each sequence{slow}"
 
