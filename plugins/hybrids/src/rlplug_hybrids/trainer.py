@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, ModelConfig, TrainerClaims
+from rlplug.interfaces import Effect, ModelConfig, TrainerClaims, WeightsOfParameters
 from rlplug.models.attention import NAME
 from rlplug.models.loading import empty_model
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import adapters_of
 from rlplug_hybrids.borders import keep_apart
+from rlplug_hybrids.decays import keep_float32, own_name, under_own_names
 from rlplug_hybrids.layers import (
     compute_in_torch,
     kernels_of,
@@ -38,12 +40,17 @@ AHEAD = "is not causal, or mixes the rows of a batch"
 
 
 class _StatefulTrainer(TransformersTrainer):
-    """Keeps the kernels of layers with a state off the CPU."""
+    """Keeps the decays of layers with a state in float32, and their kernels off the CPU."""
+
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
+        keep_float32(network, mesh)
+        return super().split(network, mesh)
 
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
-        layers = stateful_layers(network)
-        refuse_lost_adapters(network, layers)
-        loaded = super().load_weights(network, config, key)
+        with under_own_names(network):
+            layers = stateful_layers(network)
+            refuse_lost_adapters(network, layers)
+            loaded = super().load_weights(network, config, key)
         if next(network.parameters()).device.type == "cpu":
             compute_in_torch(layers.values())
         return Effect(f"{loaded.description}; {self.way(layers)}")
@@ -51,6 +58,11 @@ class _StatefulTrainer(TransformersTrainer):
     def way(self, layers: Mapping[str, nn.Module]) -> str:
         """Return how sequences are kept apart, as part of a sentence."""
         raise NotImplementedError
+
+    def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
+        with under_own_names(network):
+            weights = super().hf_weights(network)
+        return {name: weights[own_name(name)] for name, _ in network.named_parameters()}
 
 
 class HybridTrainer(_StatefulTrainer):

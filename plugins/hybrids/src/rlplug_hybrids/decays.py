@@ -1,0 +1,89 @@
+"""Decays of layers with a state, which stay float32 in passes that cast all other weights to bfloat16.
+
+A decay is the product of a whole sequence's factors, so that rounding it changes what a layer remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from rlplug.distributed.mesh import weights_mesh
+from rlplug.weight_sync.hf_names import DECAYS
+from rlplug_hybrids.layers import stateful_layers
+
+OWN_UNIT: Final = "in_float32"
+"""Name of the module of a layer that has its decays, as an FSDP unit casts all of its parameters alike."""
+IN_FLOAT32: Final = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+
+
+class _Decays(nn.Module):
+    """FSDP unit of the decays of one module."""
+
+    def forward(self) -> dict[str, Tensor]:
+        """Return copies, since FSDP frees what it gathers."""
+        return {name: decay.clone() for name, decay in self.named_parameters()}
+
+
+def keep_float32(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the decays of a network on the meta device on their own, in float32, and let its layers read them."""
+    for layer in stateful_layers(network).values():
+        owners = [module for module in layer.modules() if module._parameters.keys() & {*DECAYS}]
+        units = {owner: _shard(owner, mesh) for owner in owners}
+        if units:
+            hooks = _Reading(units)
+            layer.register_forward_pre_hook(hooks.before)
+            layer.register_forward_hook(hooks.after)
+
+
+def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    unit = _Decays()
+    for name in DECAYS:
+        decay = owner._parameters.pop(name, None)
+        if decay is not None:
+            unit.register_parameter(name, nn.Parameter(decay.detach().float(), decay.requires_grad))
+    owner.add_module(OWN_UNIT, unit)
+    fully_shard(unit, mesh=weights_mesh(mesh), mp_policy=IN_FLOAT32, reshard_after_forward=False)
+    return unit
+
+
+class _Reading:
+    """Hooks that give a layer's modules their decays, as attributes, while it computes."""
+
+    def __init__(self, units: Mapping[nn.Module, nn.Module]) -> None:
+        self.units = units
+
+    def before(self, layer: nn.Module, args: Any) -> None:
+        for owner, unit in self.units.items():
+            vars(owner).update(unit())
+
+    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
+        for owner, unit in self.units.items():
+            for name in unit._parameters:
+                del vars(owner)[name]
+
+
+@contextmanager
+def under_own_names(network: nn.Module) -> Iterator[None]:
+    """Let the parameters of a network have the names that they have in checkpoints, for what copies into them."""
+    units = [(owner, owner._modules.pop(OWN_UNIT)) for owner in [*network.modules()] if OWN_UNIT in owner._modules]
+    for owner, unit in units:
+        owner._parameters.update(unit._parameters)  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        for owner, unit in units:
+            for name in unit._parameters:  # type: ignore[union-attr]
+                del owner._parameters[name]
+            owner._modules[OWN_UNIT] = unit
+
+
+def own_name(name: str) -> str:
+    """Return the name under which a parameter of a network with such units is in checkpoints."""
+    return name.replace(f"{OWN_UNIT}.", "")
