@@ -20,6 +20,9 @@ PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "llama")
 PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32")
 """Biases of scores, states in a model that drops the borders, no ``logits_to_keep``, chunks, and an indexer of keys."""
 
+DECODER: dict[str, Any] = {"is_decoder": True}
+"""Options of a decoder of RoBERTa's kind, whose positions do not begin at 0."""
+
 
 def each() -> list[object]:
     return [pytest.param(f, marks=() if f in PUSHED else pytest.mark.nightly) for f in families()]
@@ -42,10 +45,12 @@ def test_a_model_type_trains_right_or_is_refused_at_start(family: str, tmp_path:
     checked(tried(config, tmp_path))
 
 
-@pytest.mark.parametrize("family", PADDED)
-def test_a_model_that_cannot_be_packed_trains_on_padded_rows(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "options"), [*((family, {}) for family in PADDED), ("roberta", DECODER)])
+def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     """Catches a refusal of what padded rows train, and rows that another one's tokens change."""
-    trial = tried(tiny(family), tmp_path)
+    trial = tried(tiny(family, **options), tmp_path)
     assert (trial.outcome, trial.trainer) == ("right", "PaddedTrainer"), trial.reason
 
 
