@@ -20,6 +20,7 @@ from family_trials import CLOSE, GRADIENTS, KEY, alone_logprobs, farthest, packe
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
 from rlplug_hybrids import HybridTrainer, PaddedTrainer
+from rlplug_hybrids.decays import own_name
 from rlplug_hybrids.layers import read_weights, stateful_layers
 from rlplug_optims import GradientCheckpointing
 from transformers import AutoModelForCausalLM
@@ -59,7 +60,7 @@ def loss_of(logprobs: list[torch.Tensor], first: int, step: int) -> Any:
 
 
 def full_gradients(policy: Any) -> dict[str, Any]:
-    return {name: p.grad.full_tensor() for name, p in policy.named_parameters() if p.grad is not None}
+    return {own_name(name): p.grad.full_tensor() for name, p in policy.named_parameters() if p.grad is not None}
 
 
 def gradients_are_those_of_one(folder: Path, strategy: Any, trainer: TransformersTrainer) -> str:
