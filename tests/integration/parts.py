@@ -2,9 +2,12 @@
 
 import itertools
 import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback
@@ -26,6 +29,11 @@ def raises(completion: str) -> float:
 def hangs(completion: str) -> float:
     time.sleep(3600)
     return 0.0
+
+
+def rare(completion: str) -> float:
+    """Return 1 for about a third of all texts: groups with and without a difference are in each step."""
+    return float(sum(map(ord, completion)) % 7 < 2)
 
 
 def not_a_number(completion: str) -> float:
@@ -201,6 +209,17 @@ class LacksMemoryToGenerate(HFRollout):
             raise torch.OutOfMemoryError(LACK)
         except torch.OutOfMemoryError as problem:
             raise RunError(f"the engine failed: {type(problem).__name__}") from problem
+
+
+class KilledInSecondStep(Callback):
+    """The process of a new run kills itself in the second step, once the checkpoint of the first is there."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if pl_module.rollout_step == 1 and "--run.dir" in sys.argv:
+            run_dir = Path(sys.argv[sys.argv.index("--run.dir") + 1])
+            while not (run_dir / "001" / "checkpoints" / "step-00000001" / "manifest.json").is_file():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TimePassesInSecondStep(Callback):
