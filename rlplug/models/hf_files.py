@@ -18,6 +18,8 @@ from transformers import AutoConfig, GenerationConfig
 
 from rlplug.errors import ConfigError, describe
 
+_FIELD: Final = re.compile(r"Field '(\w+)'.*?value:? (.+?)(?: doesn't match|\)|$)")  # of config.json
+_CLASS: Final = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 _COUNTS: Final = re.compile("num_hidden_layers|(hidden|intermediate|vocab)_size|head_dim|max_position_embeddings")
 MOST_LAYERS: Final = 10_000
 HUB_S: Final = 4.0
@@ -29,7 +31,7 @@ def check_folder(path: str, key: str) -> None:
     if Path(path).is_dir():
         return
     if path.count("/") > 1 or path.startswith((".", "/", "~")):  # no name on a Hub
-        raise ConfigError(f"{key}.path: the folder {path!r} does not exist.")
+        raise ConfigError(f"{key}.path: the folder {path!r} does not exist. Give one that does; ~ is ${{HOME}}.")
     state = "is not asked, as HF_HUB_OFFLINE says"
     if not constants.HF_HUB_OFFLINE and not hub_is_reachable():
         state = "cannot be reached"
@@ -73,10 +75,14 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         return function(*args, **options)
     except Exception as error:  # files of wrong types raise anything
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
+        if isinstance(error, TypeError | AttributeError) and " object " in text:  # in Python's words
+            text = "a value in its files is of another type than transformers takes"
         if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
             text = f"its code knows no attention {error}"
         lines = text.partition("Model type should be one of")[0].strip().splitlines()  # all of transformers' follow
-        reason = " ".join(line.strip() for line in lines[:2]).rstrip(".")
+        reason = _CLASS.sub(r"\1", " ".join(line.strip() for line in lines[:2]).rstrip("."))
+        if found := _FIELD.search(reason):
+            reason = f"config.json has {found[1]} {found[2]}, which is of no type that {found[1]} takes"
         if reason.startswith("FlashAttention"):
             raise ConfigError(f"{key}.attn_implementation: {reason}") from error
         place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
@@ -87,6 +93,8 @@ def read_config(path: str, key: str) -> Any:
     """Read ``config.json`` as transformers' configuration of that model."""
     check_folder(path, key)
     config = read(path, key, "configuration", pretrained, AutoConfig.from_pretrained, path)
+    if isinstance(config.get_text_config(), dict):
+        raise ConfigError(f"{key}.path {path!r}: config.json has a text_config beside a model of text: remove it.")
     for name, value in vars(config.get_text_config()).items():
         most = MOST_LAYERS if name == "num_hidden_layers" else value
         if _COUNTS.fullmatch(name) and isinstance(value, int) and not 1 <= value <= most:
@@ -100,5 +108,6 @@ def read_generation_config(path: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(path)
     except Exception as error:
         if not isinstance(error, OSError) or (Path(path) / "generation_config.json").exists():
-            raise ConfigError(f"{path}/generation_config.json: correct or remove it: {describe(error)}") from error
+            problem = "it is no JSON object" if isinstance(error, TypeError | AttributeError) else describe(error)
+            raise ConfigError(f"{path}/generation_config.json: correct or remove it: {problem}") from error
         return None

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from rlplug.errors import ConfigError
 from rlplug.models import hf_files
 from rlplug.models.config import load_tokenizer
-from rlplug.models.hf_files import check_folder, hub_is_reachable, read_config
+from rlplug.models.hf_files import check_folder, hub_is_reachable, read_config, read_generation_config
 from rlplug.models.loading import ModelConfig
 
 ROOT = Path(__file__).parents[3]
@@ -121,3 +121,30 @@ def test_a_hostile_configuration_is_one_message(copied_folder: Callable[[str], P
     (folder / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"^model\.policy\.path .* gives no configuration: ."):
         read_config(str(folder), "model.policy")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_bias": None}, "config.json has attention_bias None, which is of no type that attention_bias takes"),
+        ({"rope_parameters": 5}, "config.json has rope_parameters 5, which is of no type"),
+        ({"text_config": {"hidden_size": 64}}, "config.json has a text_config beside a model of text: remove it"),
+    ],
+)
+def test_a_value_of_config_json_is_named_without_the_words_of_python(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Alone catches a traceback, and transformers' own message about its types, which names no file."""
+    config = json.loads((ROOT / "tests" / "model" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ConfigError) as caught:
+        read_config(str(tmp_path), "model.policy")
+    assert message in str(caught.value)
+    assert "<class" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["null", "[1]", "5"])
+def test_a_generation_config_that_is_no_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigError, match="correct or remove it: (it is no JSON object|.*JSON)"):
+        read_generation_config(str(tmp_path))
