@@ -56,16 +56,16 @@ def load_tokenizer(
 
 
 def _require_model_folder(path: str, key: str) -> None:
-    """Refuse a folder without ``config.json``, such as one that holds folders of models."""
+    """Refuse a folder without ``config.json``, such as one that holds folders of models, or with links to nothing."""
     folder = Path(path)
+    if odd := [each.name for each in folder.glob("*") if not (each.is_file() or each.is_dir())]:  # passed over else
+        raise ConfigError(f"{key}.path {path!r}: {odd[0]} is no file, or a link to none: copy the model's files again.")
     if not folder.is_dir() or (folder / "config.json").is_file():
         return
     inside = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
     near = f" Did you mean {inside[0]!r}?" if inside else ""
-    raise ConfigError(
-        f"{key}.path {path!r} is no model folder: it has no config.json.{near} Give a folder with config.json and the "
-        "tokenizer's files, or a name on the Hugging Face Hub."
-    )
+    fix = f"{near} Give a folder with it and the tokenizer's files, or a name on the Hugging Face Hub."
+    raise ConfigError(f"{key}.path {path!r} is no model folder: it has no config.json.{fix}")
 
 
 def require_same_tokens(

@@ -27,6 +27,9 @@ def test_a_folder_that_gives_no_tokenizer_is_named_with_what_it_lacks(model_fold
     ):
         with pytest.raises(ConfigError, match=rf"^model.critic.trunk.path '{path}':? {reason}"):
             load_tokenizer(ModelConfig(path=str(path)), "model.critic.trunk")
+    (folder / "tokenizer_config.json").symlink_to("/nowhere/blobs/4d7a")
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json is no file, or a link to none: copy the model's"):
+        load_tokenizer(ModelConfig(path=str(folder)))
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied"])
