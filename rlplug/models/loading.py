@@ -123,8 +123,9 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     files = read(config.path, key, "weights", weight_files, config.path)
     if weights.keys() <= files.keys() and not get_model_conversion_mapping(template, add_legacy=False):
         read(config.path, key, "weights", stream, weights, files)
-        count = len(set(files.values()))
-        return Effect(f"weights streamed from {count} safetensors file{'s' * (count > 1)}")
+        count, others = len(set(files.values())), sorted(files.keys() - template.state_dict().keys())
+        unused = f"; {len(others)} in them are none of the model, first {others[0]}" if others else ""
+        return Effect(f"weights streamed from {count} safetensors file{'s' * (count > 1)}{unused}")
     _copy_all(weights, whole_weights(config, key, weights).items())
     return Effect("weights loaded whole on every rank: transformers converts the names of this checkpoint")
 

@@ -138,6 +138,15 @@ def test_files_of_an_index_are_streamed(uneven_folder):
     assert effect_of(uneven_folder).startswith("weights streamed from ")
 
 
+def test_weights_that_the_model_lacks_are_told(make_folder):
+    """Alone catches a model of fewer layers than its files, by a wrong ``config.json``, that is trained in silence."""
+    folder = make_folder(LlamaConfig(**UNEVEN, num_hidden_layers=2, num_key_value_heads=2))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+
+    assert effect_of(folder).startswith(f"{STREAMED}; 9 in them are none of the model, first model.layers.1.")
+
+
 def test_checkpoints_that_transformers_converts_are_loaded_whole(make_folder):
     """Mixtral's experts are one matrix in the model and many in the file."""
     config = MixtralConfig(**UNEVEN, num_hidden_layers=2, num_key_value_heads=2, num_local_experts=3)
