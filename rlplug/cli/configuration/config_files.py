@@ -30,6 +30,7 @@ MAX_DIGITS: Final = 100
 
 _OF_CLASS: Final = ("class_path", "init_args", "dict_kwargs")
 """Keys of a block that names a class."""
+_OTHER_BASE: Final = re.compile(r"[-+]?(0[0-7_]+|[1-9][\d_]*(:[0-5]?\d)+)")  # 010 is 8, and 1:30 is 90
 _LINE_BREAK: Final = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What ends a line of YAML."""
 _jsonargparse_load: Final = get_loader("yaml")
@@ -82,7 +83,7 @@ def check_config_file(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"the configuration {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"the configuration {str(path)!r} cannot be read: {error.strerror}. Give another.") from error
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"the configuration {str(path)!r} is longer than {MAX_BYTES >> 20} MiB: is it a YAML file?")
     try:
@@ -122,7 +123,7 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
     """
     plain = str.__str__(text)  # the parser takes no subclass
     try:
-        _check(plain)
+        _check(plain, is_file=path is not None)
         loaded = _jsonargparse_load(plain)
     except UnicodeEncodeError as error:
         raise yaml.YAMLError(f"the text holds {error.object[error.start]!r}, which is no character") from error
@@ -173,7 +174,7 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{context}"
 
 
-def _check(text: str) -> None:
+def _check(text: str, is_file: bool) -> None:
     """Go through the parser's events, which takes no memory for what aliases stand for."""
     stack: list[_Block] = [_Block()]
     anchors: dict[str, int] = {}
@@ -196,6 +197,8 @@ def _check(text: str) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > MAX_DIGITS and event.implicit[0] and event.value.lstrip("+-").isdigit():
                 raise _FileError(event, f"a number has {len(event.value)} digits")
+            if is_file and event.implicit[0] and _OTHER_BASE.fullmatch(event.value):
+                raise _FileError(event, f"{event.value} is a number of base 8 or 60: write one of base 10, or a 'text'")
             if event.anchor is not None:
                 anchors[event.anchor] = 1
             block = stack[-1]

@@ -65,3 +65,13 @@ def test_a_fault_is_named_with_its_line(text: str, reason: str) -> None:
     with pytest.raises(yaml.YAMLError, match=reason.replace("(", "\\(").replace(")", "\\)")):
         load_yaml(text)
     assert load_yaml("a: &a [1]\nb: *a\n") == {"a": [1], "b": [1]}
+
+
+@pytest.mark.parametrize("number", ["010", "-017", "1:30", "10:00:00:00"])
+def test_a_number_of_another_base_is_refused_in_a_file(number: str) -> None:
+    """Alone catches a run of 90 steps for ``1:30``, and of 8 for ``010``, as YAML 1.1 has it."""
+    with pytest.raises(yaml.YAMLError, match=f"line 2: {number} is a number of base 8 or 60"):
+        load_yaml(f"model:\n  num_steps: {number}\n", path="x.yaml")
+    assert load_yaml(number) == _jsonargparse_load(number)
+    text = f"[0, 10, 0.10, -7, '{number}', 1e-3, 00:02:00:00, a:10, 2026-11-28]"
+    assert load_yaml(text, path="x.yaml") == _jsonargparse_load(text)
