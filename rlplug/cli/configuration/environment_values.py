@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, _typehints
 from jsonargparse.typing import register_type
 
 from rlplug.errors import ConfigError
@@ -119,6 +119,9 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
+_parsers: Final[Any] = _typehints  # read numbers as YAML, of which PyYAML takes no subclass of str
+_load: Final = _parsers.basic_json_or_yaml_load
+_parsers.basic_json_or_yaml_load = lambda text: _load(str.__str__(text))
 # jsonargparse and Lightning dump configurations by themselves, for --print_config and as hyperparameters; for an option
 # of any type jsonargparse warns, with the value, of a serializer that changes the type
 yaml.SafeDumper.add_representer(VariableText, lambda dumper, text: dumper.represent_str(text.reference))

@@ -100,6 +100,9 @@ def test_values_are_data_with_the_types_of_their_options_and_are_saved_as_refere
     again: Any = read_command(ConfiguredCLI, ["fit", "-c", str(tmp_path / "saved.yaml")])
     assert again.config_yaml == cli.config_yaml
     assert again.datamodule.system_prompt == cli.datamodule.system_prompt
+    file.write_text("model: {num_steps: '${SECRET}'}")
+    with pytest.raises(ConfigError, match=r"^model\.num_steps is \${STEPS}secret: give a whole number"):
+        read_command(ConfiguredCLI, [*options, "-c", str(file)])
     file.write_text("model: {rewards: ['${INJECTED}']}")
     with pytest.raises(ConfigError, match=r"model\.rewards"):
         read_command(ConfiguredCLI, [*options, "-c", str(file)])
