@@ -61,6 +61,21 @@ def test_arguments_of_model_checkpoint_without_a_meaning_are_refused() -> None:
             check_trainer_options(Namespace(callbacks=[callback]), {})
 
 
+@pytest.mark.parametrize(
+    ("part", "argument"), [("callbacks.ModelCheckpoint", "dirpath"), ("loggers.CSVLogger", "save_dir")]
+)
+def test_a_folder_that_cannot_be_made_is_refused(part: str, argument: str) -> None:
+    """Alone catches a run that ends when it first saves there, or in a traceback of the logger."""
+    made = Namespace(class_path=f"lightning.pytorch.{part}", init_args=Namespace({argument: "/dev/null/x"}))
+    key = "logger" if "Logger" in part else "callbacks"
+
+    with pytest.raises(
+        ConfigError, match=rf"trainer\.{key}\[0\]\.init_args\.{argument} is '/dev/null/x', and /dev/null"
+    ):
+        check_trainer_options(Namespace({key: made}), {})
+    check_trainer_options(Namespace(logger=[True], callbacks=[]), {})
+
+
 def test_what_ends_a_run_comes_before_what_saves_its_end() -> None:
     """Alone catches a ``trainer.max_time`` after which ``ModelCheckpoint`` has not saved the last step."""
     ordered = in_order([ModelCheckpoint(), EarlyStopping("reward/mean"), Timer(timedelta(1))])
