@@ -31,6 +31,8 @@ _GOT: Final = re.compile(r"(Expected a .*?|Not a valid subclass of \w+)\.? Got v
 _EXPECTED: Final = re.compile(r"Expected a (?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
 _CLASS_PATH: Final = re.compile(r"class_path'?[ =:]+'([^']+)'")
 _NO_BLOCK: Final = "object has no attribute 'keys'"  # end of the message for ``init_args`` that are no block
+_BESIDE_CLASS: Final = "options stand beside class_path: put them in a block, init_args."
+_PROBLEM: Final = re.compile(r"Problem with given class_path '([^']+)':\s*\n\s*(.+)")
 _CALLABLE: Final = re.compile(r"Type .* expects a function or a callable class: (.+?)(?:\. Got value: .*)?$")
 _TYPE_WORDS: Final = {
     "int": "a whole number",
@@ -62,6 +64,7 @@ _UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized
 _UNKNOWN_WORD: Final = re.compile(r"unrecognized arguments: ([^\s-]\S*)")
 _UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
 _NO_SUBCLASS: Final = re.compile(r"Subclasses are disabled for (\w+), thus '([^']+)'")
+_NO_VALUE: Final = re.compile(r"argument (?:\S+/)?(--\S+): expected (?:one|at least one) argument")
 _MISSING: Final = re.compile(r"arguments are required: (.+)")
 
 
@@ -89,6 +92,8 @@ def explain_error(message: str, ex: Exception | None, keys: Callable[[], list[st
         options = [name for name in keys() if name != "config" and not name.endswith("help")]
         known = "All keys: rlplug fit --help=all" if "model" in options else f"Options: {', '.join(options)}."
         return f"there is no option {found[1]!r}.{hint(found[1], options)} {known}"
+    if found := _NO_VALUE.match(message):
+        return f"{found[1]} has no value: write one behind it."
     if found := _NO_SUBCLASS.search(message):
         blocks = [f"model.{name}" for name, each in get_type_hints(RunConfig).items() if found[1] in str(each)]
         return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."
@@ -128,6 +133,8 @@ def explain_failure(error: Exception) -> tuple[str, bool]:
         text = text.partition(" GPU ")[0] if notes else f"{text} (rlplug --debug shows the traceback)"
         place = _place_of(cause) + ("" if call is None else f", in a call of {call}")
         return "\n".join([f"out of memory, allocated in {place}: {text}", *notes]), False
+    if call is None and isinstance(error, OSError) and error.filename is not None:
+        return f"{problem}. Mend that place, or give another (rlplug --debug shows the traceback)", False
     if call is None:
         return f"{problem}: an error of rlplug, or of a library that it calls. Its traceback:", True
     return f"{call} raised {problem}. Its traceback:", True
@@ -163,6 +170,8 @@ def explain_value(key: str, lines: list[str]) -> str:
         return f"{key}: {explained} Or give an import path, package.Class."
     for reason in reasons:
         if found := _CALLABLE.match(reason):
+            if "Dict must include" in found[1]:
+                return f"{key}: {_BESIDE_CLASS}"
             return f"{key}: it takes the import path of a function or class, package.Class ({found[1]})."
         if found := _GOT.match(reason):
             reasons, given = [found[1]], found[2]
@@ -170,13 +179,13 @@ def explain_value(key: str, lines: list[str]) -> str:
     if types and given is not None:
         return f"{key} is {given[:80] or 'empty'}: give {' or '.join(dict.fromkeys(types))}."
     value = "" if given is None else f" (it is {given[:80]})"
-    return f"{key}: {' '.join(' '.join(reasons).split())}{value}"
+    return f"{key}: {' '.join(' '.join(dict.fromkeys(reasons)).split()).rstrip('.')}{value}. Correct it."
 
 
 def _explain_inside(key: str, reason: str, given: str | None) -> str:
     """Return what the parser of a class's options said, with the key of the class before that of the option."""
     if reason.startswith("there is no option 'class_path'"):
-        return f"{key}: options stand beside class_path: put them in a block, init_args."
+        return f"{key}: {_BESIDE_CLASS}"
     if reason.startswith(("there is no option ", "there is no key ")):
         return f"{key}: {reason}"
     if reason.startswith("the configuration lacks "):
@@ -282,12 +291,20 @@ def explain_constructor(error: Exception) -> RLPlugError:
     if (problem := explain_import(error)) is not None:
         return ConfigError(problem)
     cause = causes[-1]
-    made = _made_by(cause)
-    text = " ".join(str(cause).split())[:500] or type(cause).__name__
+    made, text = _made_by(cause), " ".join(str(cause).split())[:500] or type(cause).__name__
+    if found := _PROBLEM.findall(str(causes[0])):  # of a list the last cause is that the list is no class
+        made, text = found[-1][0].rpartition(".")[2], found[-1][1].strip()[:500]
     if made in ("Trainer", "_AcceleratorConnector"):
         return ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text}")
-    part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
-    return ConfigError(f"{part}{text} (rlplug --debug fit shows where)")
+    key = _key_made(causes[0]) or ("trainer.max_time" if made == "Timer" else None)
+    parts = filter(None, (key, made and f"{made} refuses its options", text))
+    return ConfigError(f"{': '.join(parts)}. Correct it (rlplug --debug fit shows where).")
+
+
+def _key_made(error: BaseException) -> str | None:
+    """Return the key whose class jsonargparse was making when it raised ``error``."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "instantiate"]
+    return getattr(frames[-1].f_locals.get("component"), "dest", None) if frames else None
 
 
 def _made_by(error: BaseException) -> str | None:

@@ -12,6 +12,7 @@ from distributions import all_distributions
 
 from rlplug.cli.configuration.short_forms import SHORT_KEYS
 from rlplug.cli.main import main
+from rlplug.cli.messages import explain_failure
 
 GOOD = """
 from rlplug.interfaces import Optimization
@@ -181,3 +182,12 @@ def test_misspelled_block_is_a_usage_error(capsys):
     assert main(["plugins", "--block", "algo"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("rlplug: cannot block 'algo': no plugin has that name. Did you mean 'algos'?")
+
+
+def test_a_place_that_cannot_be_written_is_no_bug_of_ours() -> None:
+    """Alone catches a traceback, and the words "an error of rlplug", where a logger finds a file for its folder."""
+    text, has_traceback = explain_failure(NotADirectoryError(20, "Not a directory", "/dev/null/x"))
+
+    assert "'/dev/null/x'" in text
+    assert "Mend that place, or give another" in text
+    assert not has_traceback

@@ -15,7 +15,9 @@ from rlplug.plugin_manager import plugins
 ROOT = Path(__file__).parents[3]
 FIT = ["fit", "-c", "configs/quickstart.yaml"]
 MODULES = {
-    "a_game": "from rlplug.interfaces.environment import Environment as E\nclass SlowGame(E): pass\nclass Other: pass",
+    "a_game": "from rlplug.interfaces.environment import Environment as E\nclass SlowGame(E): pass\nclass Other: pass\n"
+    "from lightning.pytorch.loggers import CSVLogger\nclass NeedsALibrary(CSVLogger):\n"
+    "    def __init__(self): raise ModuleNotFoundError('pip install the_library')",
     "needs_more": "import no_such_package",
     "no_python": "x = 1\ndef f(:",
     "asks_for_a_key": "import os\nos.environ['NO_SUCH_KEY_OF_MINE']",
@@ -120,6 +122,36 @@ def test_the_import_of_a_function_among_the_options_of_a_class_is_named_too(modu
 def test_a_mistake_is_named_with_its_fix(arguments: list[str], message: str) -> None:
     """Each case alone catches the loss of its message, for which jsonargparse's own, or a false one, would come."""
     assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--trainer.logger", "[{class_path: a_game.NeedsALibrary}]"],
+            "trainer.logger: NeedsALibrary refuses its options: pip install the_library. Correct it",
+        ),
+        (
+            [
+                "--trainer.callbacks",
+                "[{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {mode: up}}]",
+            ],
+            "trainer.callbacks: ModelCheckpoint refuses its options: `mode` can be min, max but got up",
+        ),
+        (
+            ["--model.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: 1}, momentum: 2}"],
+            "model.optimizer: options stand beside class_path: put them in a block, init_args.",
+        ),
+    ],
+)
+def test_a_constructor_s_refusal_has_the_key(options: list[str], message: str) -> None:
+    """Alone catches what jsonargparse says of a list when one of its classes lacks a library, as a logger does."""
+    assert message in refused(*options)
+
+
+def test_an_option_without_a_value_is_named() -> None:
+    """Alone catches argparse's own words, which say no remedy."""
+    assert refused("--model.batch.group_size") == "--model.batch.group_size has no value: write one behind it."
 
 
 def test_an_optimizer_has_no_options_of_the_default_one(tmp_path: Path) -> None:
