@@ -51,6 +51,11 @@ class RankLauncher(_SubprocessScriptLauncher):
                 f"trainer.devices is {self.num_processes}, and a notebook trains on one: other ranks run a script. "
                 "Set devices to 1, or use rlplug fit or a script."
             )
+        if self.num_nodes > 1 and not {"NODE_RANK", "GROUP_RANK"} & os.environ.keys():  # it would wait for the others
+            raise ConfigError(
+                f"trainer.num_nodes is {self.num_nodes}, and nothing says which of them this is: start the run with "
+                "rlplug launch or torchrun, or set NODE_RANK, MASTER_ADDR and MASTER_PORT on each node."
+            )
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[LAUNCHER_VARIABLE] = str(os.getpid())

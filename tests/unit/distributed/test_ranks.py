@@ -47,6 +47,16 @@ def test_a_notebook_has_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         RankLauncher(LightningEnvironment(), 2, 1).launch(lambda: None)
 
 
+def test_one_of_several_nodes_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a run that waits half an hour, without a word, for nodes that nobody starts."""
+    for name in ("NODE_RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"num_nodes is 2, and nothing says which .* rlplug launch or torchrun"):
+        RankLauncher(LightningEnvironment(), 1, 2).launch(lambda: None)
+    monkeypatch.setenv("NODE_RANK", "0")
+    assert RankLauncher(LightningEnvironment(), 1, 2).launch(lambda: "joined") == "joined"
+
+
 ENDS = """
 import subprocess, sys, threading, time, types
 from rlplug.distributed import ranks
