@@ -65,7 +65,7 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 try:
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
-                    raise ConfigError(f"{path}:{number} is not UTF-8: {error}.") from error
+                    raise ConfigError(f"{path}:{number} is not UTF-8: {error}. Save it as UTF-8.") from error
 
     csv.field_size_limit(2**31 - 1)  # its default, 131,072 characters, is less than a long prompt
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
@@ -76,4 +76,4 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 yield start, fields
             start = reader.line_num + 1
     except csv.Error as error:
-        raise ConfigError(f"{path}:{start} is not CSV: {error}.") from error
+        raise ConfigError(f"{path}:{start} is not CSV: {error}. Correct that row.") from error

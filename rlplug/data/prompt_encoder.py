@@ -106,7 +106,8 @@ class PromptEncoder:
             for row, text, ids, chat in zip(rows, texts, token_ids, messages, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
-            raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
+            fix = "give it text, or correct the model's tokenizer or chat template."
+            raise ConfigError(f"{key}: the prompt {empty[0].uid!r} has no tokens: {fix}")
         known = self._rules.vocab_size
         for prompt in prompts if len(tokenizer) > (known or math.inf) else ():
             if known is not None and (largest := max(prompt.token_ids)) >= known:

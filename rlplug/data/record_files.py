@@ -56,7 +56,7 @@ def _read_json(path: Path) -> Records:
         )
     found = _parsed(data, path) if data.strip() else []
     if not isinstance(found, list):
-        raise ConfigError(f"data source path {str(path)!r} is a JSON {type(found).__name__}: give an array of objects.")
+        raise ConfigError(f"data source path {str(path)!r} is {json.dumps(found)[:60]}: give an array of objects.")
     for number, fields in enumerate(found, start=1):
         yield number, _as_object(fields, f"{path}:{number}", "each row must be an object")
 
@@ -67,19 +67,18 @@ def _parsed(text: bytes, path: Path, line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{line or error.lineno}, column {error.colno}, is not JSON: {error.msg}.") from error
+        place = f"{path}:{line or error.lineno}, column {error.colno},"
+        raise ConfigError(f"{place} is not JSON: {error.msg}. Correct it.") from error
     except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}.") from error
+        raise ConfigError(f"{place} is not JSON: {error}. Correct it.") from error
     except RecursionError as error:
-        raise ConfigError(f"{place} is JSON of too many levels of brackets.") from error
+        raise ConfigError(f"{place} is JSON of too many levels of brackets: take some out.") from error
 
 
 def _as_object(fields: Any, where: str, rule: str) -> Mapping[str, Any]:
     if isinstance(fields, dict):
         return fields
-    raise ConfigError(
-        f'{where} is a JSON {type(fields).__name__}: {rule}, such as {{"prompt": "1 + 1 =", "answer": "2"}}.'
-    )
+    raise ConfigError(f'{where} is {json.dumps(fields)[:60]}: {rule}, such as {{"prompt": "1 + 1 =", "answer": "2"}}.')
 
 
 def _read_csv(path: Path) -> Records:
@@ -94,7 +93,7 @@ def _read_parquet(path: Path) -> Records:
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise ConfigError(f"data source path {str(path)!r} is not a valid parquet file: {error}") from error
+        raise ConfigError(f"data source path {str(path)!r} is no valid parquet: {error}. Write it anew.") from error
     with file:
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
         yield from enumerate(rows, start=1)

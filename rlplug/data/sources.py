@@ -6,6 +6,7 @@ A source yields plain rows without tokenising them; ``PromptDataModule`` renders
 from __future__ import annotations
 
 import itertools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ class FileSource(PromptSource):
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
-        path = Path(self.path).expanduser()
+        path = Path(os.path.expanduser(self.path))  # pathlib's raises for a user that does not exist
         is_empty = True
         for number, fields in itertools.islice(read_records(path), self.limit):
             read = self.columns.read(fields, f"{path}:{number}", is_first=is_empty)

@@ -106,8 +106,8 @@ def test_an_object_a_line_under_other_endings(tmp_path: Path, name: str) -> None
     ("text", "message"),
     [
         ('[\n {"a": 1},\n {"a": }\n]', "{path}:3, column 8, is not JSON"),
-        ('[{"a": 1}, 3]', "{path}:2 is a JSON int: each row must be an object"),
-        ('"text"', "data source path '{path}' is a JSON str: give an array of objects"),
+        ('[{"a": 1}, 3]', "{path}:2 is 3: each row must be an object"),
+        ('"text"', "data source path '{path}' is \"text\": give an array of objects"),
         ('{\n "data": []\n}', "data source path '{path}' is one JSON object over several lines"),
         ("[" * 100_000, "{path} is JSON of too many levels"),
         (b'["\xe9"]', "{path} is not JSON"),
