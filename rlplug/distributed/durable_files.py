@@ -156,7 +156,7 @@ def require_readable(paths: Iterable[Path]) -> None:
 def require_no_file(folder: Path, key: str) -> None:
     """Raise ``ConfigError`` for a folder, of the key or option ``key``, whose place, or a parent's, a file takes."""
     for place in (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
+        if os.path.exists(place) and not place.is_dir():
             raise ConfigError(f"{key} is {str(folder)!r}, and {place} is a file: give a folder.")
 
 

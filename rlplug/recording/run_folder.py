@@ -79,6 +79,8 @@ class RunFolder(Callback, RunObserver):
         verbose: bool = False,
         allow_changes: list[str] | None = None,
     ) -> None:
+        if dir.startswith("~"):  # of which a folder of that name would be made
+            raise ConfigError(f"run.dir is {dir!r}, where ~ stands for no folder: write ${{HOME}} in a file.")
         self.dir = dir
         self.samples_per_step = samples_per_step
         self.token_samples_per_step = token_samples_per_step
