@@ -31,6 +31,12 @@ RAW: Final = re.compile(
     r"<class '|Got value|unhashable|has no attribute '|not (?:supported|subscriptable|iterable)|NoneType"
 )
 """Words of Python, or of jsonargparse, that say no remedy."""
+REMEDY: Final = re.compile(
+    r"\b(?i:add|change|choose|copy|correct|did you mean|drop|give|install|keep|leave|look|lower|make|mend|must be"
+    r"|name|put|raise|remove|rename|run|save|set|shorten|start|takes?|use|write)\b|All keys:|Options:"
+    r"|complete configuration"
+)
+"""Words that say what to do; every message has one."""
 LOADS: Final = 77
 """Exit code of a command line that would load a model now, so was accepted."""
 
@@ -52,7 +58,7 @@ class Ending:
 
     case: WrongRun
     kind: str
-    """``message``, ``traceback``, ``accepted``, ``no key``, ``raw`` or ``hang``."""
+    """``message``, ``traceback``, ``accepted``, ``no key``, ``no remedy``, ``raw``, ``long message`` or ``hang``."""
     output: str
 
 
@@ -120,6 +126,8 @@ def kind_of(case: WrongRun, code: int, output: str) -> str:
         return "long message"
     if RAW.search(message):
         return "raw"
+    if not REMEDY.search(message):
+        return "no remedy"
     return "message" if case.is_named(message) else "no key"
 
 
