@@ -51,7 +51,7 @@ def _message(message: Any) -> dict[str, Any] | None:
         return None
     others = [value for key, value in present.items() if key not in ("content", "tool_calls")]
     is_text = all(isinstance(value, str) for value in others) and isinstance(content, str | None)
-    return present if "role" in present and is_text else None
+    return present if present.get("role") and is_text else None
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:

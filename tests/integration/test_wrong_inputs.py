@@ -29,7 +29,7 @@ LEGAL = (
     r"config: (vocabulary far larger|head of 1|layers of true|initializer_range.*|eps of 0|code of its own beside)",
     r"generation: .*",
     r"tokenizer: (padding|truncation|no decoder|decoder of none|version of none)",
-    r"tokenizer config: (longest|padding side|truncation side|clean_up|additional|add_bos).*",
+    r"tokenizer config: (class of text alone|longest|padding side|truncation side|clean_up|additional|add_bos).*",
     r"template: (several|last message alone|attack|random|time)",
     r"model file: (generation_config|tokenizer_config)\.json \((missing|megabytes|BOM)\)",
     r"weights: (right|one more|double|all 0)",

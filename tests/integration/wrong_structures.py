@@ -84,7 +84,9 @@ def cases() -> Iterator[WrongInput]:
                 yield WrongInput(key, f"{name} {given}", f"trainer.{key}|{name}", partial(_file, text))
     for key in CLASSES:
         for fault, path in (TABLES["classes"] | {"a deep path": ".".join("abcdefgh" * 40)}).items():
-            yield WrongInput("class", f"{key} is {fault}", f"{key}|{path}|own|no import path", partial(_class, key, path))
+            yield WrongInput(
+                "class", f"{key} is {fault}", f"{key}|{path}|own|no import path", partial(_class, key, path)
+            )
     for fault, text in TABLES["texts"].items():
         yield WrongInput("text", fault, "wrong.yaml|model.|data.|run.|seed|'", partial(_file, text))
     for fault, words in (TABLES["lines"] | LONG).items():

@@ -56,7 +56,22 @@ def test_a_score_that_comes_after_its_weights_names_no_checkpoint() -> None:
 
     with pytest.raises(ConfigError, match=r"ModelCheckpoint monitors 'validate/pass@1'.*beside_training.*to false"):
         LightningCallbacks([saver]).on_train_start(None, module)
-    LightningCallbacks([EarlyStopping("validate/pass@1")]).on_train_start(None, module)
+    LightningCallbacks([EarlyStopping("validate/pass@1", mode="max")]).on_train_start(None, module)
+
+
+@pytest.mark.parametrize("monitor", ["reward/mean", "validate/reward_mean", "validate/math/pass@8"])
+@pytest.mark.parametrize(
+    ("made", "does"), [(EarlyStopping, "stops when that rises"), (ModelCheckpoint, "keeps the low")]
+)
+def test_a_score_is_not_taken_at_its_lowest(monitor: str, made: type, does: str) -> None:
+    """Alone catches a run that ends as soon as its reward rises, and a best checkpoint that is the worst."""
+    module = SimpleNamespace(rollout_step=0, plan=SimpleNamespace(total_steps=4))
+    module.config = SimpleNamespace(validation=ValidationConfig(every_n_steps=2))
+
+    with pytest.raises(ConfigError, match=rf"{made.__name__} monitors '{monitor}' with mode min.*{does}.*to max"):
+        LightningCallbacks([made(monitor=monitor)]).on_train_start(None, module)
+    for callback in (made(monitor=monitor, mode="max"), made(monitor="reward/std")):
+        LightningCallbacks([callback]).on_train_start(None, module)
 
 
 @pytest.mark.parametrize("missing", ["val_loss", "validate/y"])

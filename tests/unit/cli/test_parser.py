@@ -142,6 +142,7 @@ def test_a_mistake_is_named_with_its_fix(arguments: list[str], message: str) -> 
             ["--model.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: 1}, momentum: 2}"],
             "model.optimizer: options stand beside class_path: put them in a block, init_args.",
         ),
+        (["--run.dir=~/runs"], "run.dir is '~/runs', where ~ stands for no folder: write ${HOME} in a file."),
     ],
 )
 def test_a_constructor_s_refusal_has_the_key(options: list[str], message: str) -> None:

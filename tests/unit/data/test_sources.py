@@ -278,7 +278,9 @@ def test_prompt_that_is_neither_text_nor_messages(tmp_path, prompt):
     assert error_of(FileSource(path)).startswith(f"{path}:1: 'prompt' is {prompt!r}: give text, or a list of messages")
 
 
-@pytest.mark.parametrize("message", ["a", {"content": "a"}, {"role": "user"}, {"role": "user", "content": 3}])
+@pytest.mark.parametrize(
+    "message", ["a", {"content": "a"}, {"role": "", "content": "a"}, {"role": "user"}, {"role": "user", "content": 3}]
+)
 def test_malformed_message(tmp_path, message):
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [message]}])
     assert f"{path}:1: 'prompt' has the message {message!r}" in error_of(FileSource(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ from rlplug.interfaces.observer import RunObserver, StepRecord
 FOLDER: Final = "best"
 """Folder in a run's folder for the checkpoints of a ``ModelCheckpoint`` without ``dirpath``."""
 _VALIDATION: Final = "validate/"
+_SCORE: Final = re.compile(r"(.*/)?(reward[/_]mean|reward_low|reward_high|pass@\d+)")
+"""Metrics of which more is better, and for which Lightning's default, ``mode: min``, takes the worst."""
 
 
 class LightningCallbacks(Callback, RunObserver):
@@ -61,7 +64,7 @@ class LightningCallbacks(Callback, RunObserver):
                 callback.dirpath = str(pl_module.run_dir / FOLDER)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Refuse to monitor a validation that never comes."""
+        """Refuse to monitor a validation that never comes, and to take the lowest of rewards."""
         validation, last = pl_module.config.validation, pl_module.plan.total_steps
         self._resumed_after = pl_module.rollout_step
         first = pl_module.rollout_step + (not validation.beside_training)
@@ -74,6 +77,12 @@ class LightningCallbacks(Callback, RunObserver):
                 )
         watching: list[Any] = [*self.stoppers, *self.savers]
         for callback in watching:
+            if callback.mode == "min" and _SCORE.fullmatch(callback.monitor or ""):
+                name, does = type(callback).__name__, "stops when that rises"
+                raise ConfigError(
+                    f"trainer.callbacks: {name} monitors {callback.monitor!r} with mode min, its default, and so "
+                    f"{does if callback in self.stoppers else 'keeps the lowest'}: set init_args.mode to max."
+                )
             if (callback.monitor or "").startswith(_VALIDATION) and not is_due:
                 raise ConfigError(
                     f"{type(callback).__name__} monitors {callback.monitor!r}, and the run's {last} steps have no "
