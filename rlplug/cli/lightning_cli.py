@@ -228,4 +228,4 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
             parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
         )
     except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
-        raise ConfigError(f"trainer: {error}") from error
+        raise ConfigError(f"trainer: {error} Correct it.") from error

@@ -295,7 +295,7 @@ def explain_constructor(error: Exception) -> RLPlugError:
     if found := _PROBLEM.findall(str(causes[0])):  # of a list the last cause is that the list is no class
         made, text = found[-1][0].rpartition(".")[2], found[-1][1].strip()[:500]
     if made in ("Trainer", "_AcceleratorConnector"):
-        return ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text}")
+        return ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text} Correct it.")
     key = _key_made(causes[0]) or ("trainer.max_time" if made == "Timer" else None)
     parts = filter(None, (key, made and f"{made} refuses its options", text))
     return ConfigError(f"{': '.join(parts)}. Correct it (rlplug --debug fit shows where).")

@@ -107,7 +107,7 @@ class Columns:
             found = list(string.Formatter().parse(self.template or ""))
         except ValueError as error:
             raise ConfigError(
-                f"data source template {safe_repr(self.template)}: {error}. Braces that are text are {{{{ and }}}}."
+                f"data source template {safe_repr(self.template)}: {error}. Write {{{{ and }}}} for braces."
             ) from None
         for _, name, specification, conversion in found:
             if name is not None and (not name or specification not in ("", "letters") or conversion):

@@ -20,6 +20,7 @@ LEGAL = (
     r"level: (data\.(train|val)|model\.(algorithm|num_steps|rewards|sampling\.max_new_tokens)) as \w+",
     r"level: model\.validation\.every_n_steps as checkpoint\.every_n_steps",
     r"(callbacks|logger|trainer|text|line): .*",
+    r"nested: model\.algorithm: .*{init_args: {}}}",  # an empty block says nothing
     # wrong_prompts
     r"prompts: (answer|prompt|line \d+) of .*",  # what a reward makes of an answer is its own affair
     r"prompts: (BOM|CRLF|CR|JSON BOM|CSV BOM|CSV (CR|NUL|of a long field)|capitals|one row|pretty JSON)",
