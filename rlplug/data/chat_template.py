@@ -146,6 +146,8 @@ def render_chat(
     except Exception as error:
         reason = encodable(str(error)) if type(error).__module__.startswith("jinja2.") else describe(error)
         raise ConfigError(f"{template_of(tokenizer)} refuses {what}: {reason.rstrip('.')}") from error
+    if len(text) > 1_000_000 + 16 * len(str([*messages, *tools])):
+        raise ConfigError(f"{template_of(tokenizer)} writes {len(text):,} characters for {what}")
     return encodable(str(text))
 
 

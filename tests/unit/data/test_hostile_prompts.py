@@ -66,6 +66,7 @@ TEMPLATES = {
     "adds text": ("{{ 'a' + 1 }}", "TypeError"),
     "breaks": ("{% for %}", "refuses"),
     "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    "grows": ("{% for i in range(2000) %}{{ messages[0].content }}{{ 'x' * 1000 }}{% endfor %}", "characters for"),
     "reaches out": ("{{ messages.__class__.__mro__ }}", "refuses"),
 }
 
