@@ -50,7 +50,7 @@ tested-oldest tested-newest: tested-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	$(BOUNDS_PIP) torch 'setuptools>=77'
 	$(BOUNDS_PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %)
-	$(BOUNDS_PIP) 'rlplug[dev,tensorboard]'
+	$(BOUNDS_PIP) 'rlplug[test,tensorboard]'
 	.venv-$*/bin/python -m pytest tests/unit tests/integration
 	.venv-$*/bin/rlplug fit --config configs/quickstart.yaml
 

@@ -20,7 +20,7 @@ FILE: Final = ROOT / "constraints-oldest.txt"
 HEAD: Final = "# Written by scripts/write_oldest.py from the lower bounds in all pyproject.toml: run `make docs`.\n"
 
 
-OF_AUTHORS: Final = frozenset({"dev", "docs"})
+OF_AUTHORS: Final = frozenset({"dev", "docs", "test"})
 """Extras with tools, of which nothing is claimed."""
 
 
