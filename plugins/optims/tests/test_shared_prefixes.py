@@ -18,6 +18,7 @@ from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tile_lists import Lists, Mask
 from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
+from transformers import CONFIG_MAPPING
 
 from rlplug.errors import ConfigError
 from rlplug.models.attention import packed_attention
@@ -333,5 +334,8 @@ def test_what_cannot_share_says_why(options, reason, monkeypatch):
 
 
 def test_wide_heads_share_no_prefixes_on_a_gpu():
+    """Catches the widths of Gemma 4's layers: two options before transformers 5.15, then an option of each layer."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 512}
+    assert "wider than 256" in why_not(run(), CONFIG_MAPPING["gemma4_text"](**layers, head_dim=256), on_gpu=True)
     assert "wider than 256" in why_not(run(), SimpleNamespace(head_dim=512), on_gpu=True)
     assert why_not(run(), SimpleNamespace(head_dim=512), on_gpu=False) is None

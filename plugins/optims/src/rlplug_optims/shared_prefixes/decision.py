@@ -79,7 +79,7 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
     names = {type(each).__name__ for each in config.optimizations}
     if "FlashAttention4" in names:
         return "FlashAttention4 computes attention of whole sequences alone"
-    if on_gpu and (option(text_config, "head_dim") or 0) > WIDEST:
+    if on_gpu and max(option(text_config, name) or 0 for name in ("head_dim", "global_head_dim")) > WIDEST:
         return f"its heads are wider than {WIDEST}, which its kernels do not take"
     if on_gpu and torch.cuda.is_available() and find_spec("triton") is None:  # a plan is for another machine
         return "its kernels need Triton, which is not installed"
@@ -90,5 +90,7 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
 
 def option(text_config: Any, name: str) -> Any:
     """Return a size of a model, the largest where layers differ; ``None`` where its configuration has none."""
-    value = getattr(text_config, name, None)
-    return max(value) if isinstance(value, list | tuple) else value
+    layers = text_config.per_layer_config if getattr(text_config, "is_heterogeneous", False) else [text_config]
+    values = [getattr(layer, name, None) for layer in layers]
+    sizes = [size for value in values for size in (value if isinstance(value, list | tuple) else [value])]
+    return max((size for size in sizes if size is not None), default=None)
