@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from ranks import run_ranks
 from transformers import (
     AutoConfig,
@@ -35,6 +37,9 @@ from rlplug.weight_sync.buckets import weight_buckets
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
 
 TINY_MODEL = Path(__file__).parent / "model"
+
+IS_BEFORE_5_13 = Version(transformers.__version__) < Version("5.13")
+"""Routers of Granite, DeepSeek, GLM-4 and Phimoe have another form there, and Nemotron has attention of its own."""
 
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""

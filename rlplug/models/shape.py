@@ -27,7 +27,7 @@ def widths_of(config: Any) -> Widths:
         return max(max(each) if isinstance(each, list | tuple) else each for each in values)  # a list in Gemma 3n
 
     hidden, num_heads = config.hidden_size, size("num_attention_heads")
-    head_dim = size("head_dim") or hidden // max(num_heads, 1)
+    head_dim = max(size("head_dim"), size("global_head_dim")) or hidden // max(num_heads, 1)  # Gemma 4 has both
     num_kv_heads = size("num_key_value_heads") or num_heads
     mlp = size("moe_intermediate_size") or size("intermediate_size") or 4 * hidden
     mlp *= size("num_experts_per_tok") or 1

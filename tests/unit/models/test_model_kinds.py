@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from model_fixtures import IS_BEFORE_5_13
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1PreTrainedModel
 
@@ -53,7 +54,7 @@ def folder(tmp_path):
         ("llama", SIZES, None),
         ("gpt_oss", EXPERTS | {"head_dim": 16, "sliding_window": 5}, None),
         ("mixtral", EXPERTS | {"router_jitter_noise": 0.01}, None),
-        ("nemotron", SIZES | {"num_key_value_heads": 4}, LEAKS),
+        ("nemotron", SIZES | {"num_key_value_heads": 4}, None if IS_BEFORE_5_13 else LEAKS),
         ("lfm2", SIZES | {"layer_types": ["conv", "full_attention"] * 2}, LEAKS),
         ("doge", SIZES, OWN),
         ("llama4_text", EXPERTS | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 32}, OWN),
@@ -189,7 +190,7 @@ def test_all_linear_leaves_routers_and_experts_out(kind, folder):
     options = GROUPS | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     model = empty_model(folder(kind, options))
     said = add_adapters(model, LoRAConfig(rank=2), torch.float32).description
-    assert "routers among them" in said
+    assert "routers among them" in said or (IS_BEFORE_5_13 and kind == "glm4_moe")
     assert not [name for name in adapters_of(model).updates if "gate." in name]
     assert not [name for name, _ in model.named_parameters() if ".experts." in name and "lora" in name]
 

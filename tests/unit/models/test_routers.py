@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_fixtures import IS_BEFORE_5_13
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_optims.fused_logprobs import FusedLogprobs
 from rlplug_optims.gradient_checkpointing import GradientCheckpointing
@@ -41,7 +42,9 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+DEEPSEEK = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 SAMPLING = SamplingParams()
+SINCE_5_13 = pytest.mark.skipif(IS_BEFORE_5_13, reason="transformers before 5.13 has routers of another form there")
 
 
 def empty(family, **options):
@@ -58,8 +61,8 @@ def empty(family, **options):
         ("mixtral", {}, (0, 1, 2), "softmax_of_chosen"),
         ("olmoe", {}, (0, 1, 2), "softmax_of_all"),
         ("gpt_oss", {}, (0, 1, 2), "softmax_of_chosen"),
-        ("granitemoe", {}, (0, 1, 2), "softmax_of_chosen"),
-        ("deepseek_v3", {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}, (1, 2), None),
+        pytest.param("granitemoe", {}, (0, 1, 2), "softmax_of_chosen", marks=SINCE_5_13),
+        pytest.param("deepseek_v3", DEEPSEEK, (1, 2), None, marks=SINCE_5_13),
     ],
 )
 def test_routers_and_their_scores_are_found_by_their_form(family, options, layers, scores):
@@ -81,7 +84,11 @@ def test_routers_and_their_scores_are_found_by_their_form(family, options, layer
     [
         ("llama", "LlamaForCausalLM is no mixture of experts"),
         ("hunyuan_v1_moe", "routers of HunYuanMoEV1ForCausalLM have another form"),
-        ("phimoe", "PhimoeTopKRouter of PhimoeForCausalLM computes its scores in a way that it does not know"),
+        pytest.param(
+            "phimoe",
+            "PhimoeTopKRouter of PhimoeForCausalLM computes its scores in a way that it does not know",
+            marks=SINCE_5_13,
+        ),
         ("minimax_m2", "MiniMaxM2TopKRouter of MiniMaxM2ForCausalLM computes its scores"),
         ("llama4_text", "Llama4Router of Llama4ForCausalLM computes its scores"),
     ],
@@ -89,6 +96,14 @@ def test_routers_and_their_scores_are_found_by_their_form(family, options, layer
 def test_other_models_are_refused_by_name(family, message):
     with pytest.raises(ConfigError, match=message):
         replay_routers(empty(family), KEY)
+
+
+@pytest.mark.skipif(not IS_BEFORE_5_13, reason="transformers has routers of a known form")
+@pytest.mark.parametrize(("family", "options"), [("granitemoe", {}), ("deepseek_v3", DEEPSEEK), ("phimoe", {})])
+def test_routers_of_another_form_are_refused(family, options):
+    """Catches a replay that leaves routers of an older transformers to choose for themselves."""
+    with pytest.raises(ConfigError, match=rf"^{KEY} is true, and .*[Rr]emove it"):
+        replay_routers(empty(family, **options), KEY)
 
 
 # ---- forward passes ------------------------------------------------------------------------------------------------
