@@ -40,6 +40,8 @@ TINY_MODEL = Path(__file__).parent / "model"
 
 IS_BEFORE_5_13 = Version(transformers.__version__) < Version("5.13")
 """Routers of Granite, DeepSeek, GLM-4 and Phimoe have another form there, and Nemotron has attention of its own."""
+IS_BEFORE_5_24 = Version(transformers.__version__) < Version("5.24")
+"""Falcon's masks do not read positions there."""
 
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""
