@@ -18,7 +18,8 @@ VLLM_BIN := $(VLLM_VENV)/bin
 KERNEL_TESTS := tests/unit/weight_sync/test_fp8_kernel.py $(sort $(wildcard plugins/*/tests/test_*_kernels.py))
 # a file of tests stays with one worker; tests/conftest.py puts the longest first
 WORKERS := 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+RUN_TESTS := python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/$(RUN_TESTS)
 # the oldest and the newest SGLang whose sources the tests read
 SGLANG_WHEELS := models/sglang-wheels
 SGLANG_VERSIONS := 0.5.13 0.5.23
@@ -51,7 +52,7 @@ tested-oldest tested-newest: tested-%:
 	$(BOUNDS_PIP) torch 'setuptools>=77'
 	$(BOUNDS_PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %)
 	$(BOUNDS_PIP) 'rlplug[test,tensorboard]'
-	.venv-$*/bin/python -m pytest tests/unit tests/integration
+	.venv-$*/bin/$(RUN_TESTS) tests/unit tests/integration
 	.venv-$*/bin/rlplug fit --config configs/quickstart.yaml
 
 tested-oldest: BOUNDS_PIP = .venv-oldest/bin/$(PIP_INSTALL) --constraint constraints-oldest.txt
