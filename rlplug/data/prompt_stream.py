@@ -41,7 +41,7 @@ class TrainingPrompts(ABC):
 
     @abstractmethod
     def take(self, num_prompts: int) -> list[Prompt]:
-        """Return the next ``num_prompts`` prompts; a prompt may occur twice."""
+        """Return the next ``num_prompts`` prompts in a new list; a prompt may occur twice."""
 
     def observe(  # noqa: B027 - most streams learn nothing
         self, samples: Sequence[Sample], gather_arrays: Callable[[NDArray[Any]], NDArray[Any]]

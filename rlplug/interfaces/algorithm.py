@@ -153,7 +153,7 @@ class Algorithm(ABC):
         return 1.0
 
     def setup(self, run: RunInfo) -> None:  # noqa: B027 - overriding is optional
-        """Check the algorithm's options against the run, before any model is loaded.
+        """Check the algorithm's options against the run, before any model is loaded; another run has another object.
 
         Raises:
             ConfigError: The options are not valid for this run.

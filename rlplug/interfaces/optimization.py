@@ -59,4 +59,4 @@ class Optimization(ABC):
 
     @abstractmethod
     def effects(self) -> list[Effect]:
-        """Return the changes that were made; called after both edits. An empty list stops the run with an error."""
+        """Return the changes that were made, counted on this model, after both edits. An empty list stops the run."""

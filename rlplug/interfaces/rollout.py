@@ -219,7 +219,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return one completion per request, in the order of the requests.
+        """Return one completion per request, in the order of the requests, which stay as they are.
 
         Raises:
             RunError: A prompt fills ``max_context``; the engine can go on.

@@ -25,8 +25,8 @@ class ScalingReward(Protocol):
     def scale(self, samples: Sequence[Sample], gather_arrays: Callable[[Any], Any]) -> Sequence[float]:
         """Return a finite number for each of this rank's samples, of whole groups by ascending group; may be none.
 
-        Called on every rank, in each round of a step. What it returns for samples with ``errors`` is not read.
-        ``gather_arrays`` returns the concatenation of all ranks' arrays, and is collective.
+        Called on every rank, in each round of a step. Samples with ``errors`` count in nothing, and what it returns for
+        them is not read. ``gather_arrays`` returns the concatenation of all ranks' arrays, and is collective.
         """
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
+from rlplug.interfaces import Effect
 from rlplug.interfaces.memory import ActivationTraits
 from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 
@@ -93,6 +94,71 @@ class WorksOnce(Fine):
         else:
             super().before_shard(model)
         WorksOnce.is_done = True
+
+
+class RotatesByLength(Fine):
+    """Keeps the rotations of a number of tokens, whichever rows begin where."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        parts: Any = model
+        rotary = parts.model.rotary_emb
+        forward, known = rotary.forward, {}
+
+        def through(hidden: Tensor, position_ids: Tensor) -> Any:
+            key = (position_ids.shape, hidden.dtype)
+            if key not in known:
+                known[key] = forward(hidden, position_ids)
+            return known[key]
+
+        rotary.forward = through
+
+
+class ClipsLargeGradients(ChangedPass):
+    def changed(self, hidden: Tensor, index: int) -> Tensor:
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient.clamp(-10, 10))
+        return hidden
+
+
+class SavesWithoutGradients(Fine):
+    """Enables gradients within a pass that has none, and lets go of the graph."""
+
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def through(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            with torch.enable_grad():
+                return forward(*args, **kwargs).detach()
+
+        return through
+
+
+class CountsAllModels(Fine):
+    """In a list of the class."""
+
+    every: ClassVar[list[nn.Module]] = []
+
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        self.every.extend(self.blocks)
+
+    def effects(self) -> list[Effect]:
+        return [Effect(f"wrapped {len(self.every)} blocks")] if self.blocks else []
+
+
+class IsItsOwnCopy(Fine):
+    def __deepcopy__(self, memo: Any) -> IsItsOwnCopy:
+        return self
+
+
+class CountsWhatItSkips(Fine):
+    """Leaves the last block as it is."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = transformer_blocks(model)
+        for index, block in enumerate(self.blocks[:-1]):
+            block.forward = self.wrapped(block.forward, index)
 
 
 class AddsHooks(ChangedPass):

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from broken_algorithms import ChangedLoss, Fine
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Denominators, LossOutput
+from rlplug.interfaces import Advantages, Denominators, LossOutput, RunInfo
 from rlplug.types import Batch, Sample, StepBatch
 
 # ---- again, elsewhere, in other sizes ------------------------------------------------------------------------------
@@ -40,6 +40,29 @@ class DependsOnHashes(Fine):
 class DependsOnItsRank(Fine):
     def centred(self, batch: StepBatch) -> Tensor:
         return super().centred(batch) * (1 + 0.1 * int(os.environ.get("RANK", "0")))
+
+
+class DividesByTheLongest(ChangedLoss):
+    """Base of those whose class knows the longest completion of a run."""
+
+    known: ClassVar[dict[str, int]] = {}
+
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss / self.known["longest"])
+
+
+class RemembersTheFirstRun(DividesByTheLongest):
+    known: ClassVar[dict[str, int]] = {}
+
+    def setup(self, run: RunInfo) -> None:
+        self.known.setdefault("longest", run.max_new_tokens)
+
+
+class KeepsTheLastRun(DividesByTheLongest):
+    known: ClassVar[dict[str, int]] = {}
+
+    def setup(self, run: RunInfo) -> None:
+        self.known["longest"] = run.max_new_tokens
 
 
 class LosesItsScaleInAPickle(Fine):

@@ -72,6 +72,8 @@ CAUGHT_BY = {
     "AssertsInSetup": "test_a_run_is_refused_or_served",
     "FadesWithItsCalls": "test_a_second_call_gives_the_same",
     "DependsOnHashes": "test_steps_repeat_in_another_process",
+    "RemembersTheFirstRun": "test_steps_repeat_in_another_process",
+    "KeepsTheLastRun": "test_runs_do_not_share_their_options",
     "DependsOnItsRank": "test_steps_repeat_in_another_process",
     "LosesItsScaleInAPickle": "test_a_pickled_algorithm_goes_on_alike",
     "KeepsItsRewards": "test_what_it_gets_is_not_kept",

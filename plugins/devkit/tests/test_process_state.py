@@ -21,6 +21,7 @@ from rlplug_devkit.process_state import (
     num_alive,
     process_state,
 )
+from torch.autograd.graph import saved_tensors_hooks
 
 
 def test_what_others_do_once_in_a_process_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,19 +53,23 @@ def test_a_single_draw_of_a_global_generator_is_seen(name: str, draw: Callable[[
 def test_changes_below_python_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would miss a mask or a mode that is read in a way that does not show it."""
     mask = os.umask(0o022)
+    hooks = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     before = process_state()
     try:
         os.umask(0o077)
         torch.set_flush_denormal(True)
+        hooks.__enter__()  # type: ignore[no-untyped-call]
         monkeypatch.setattr(builtins, "__import__", functools.partial(builtins.__import__))
         changes = changes_since(before)
     finally:
+        hooks.__exit__()
         monkeypatch.undo()
         torch.set_flush_denormal(False)
         os.umask(mask)
     assert changes == {
         "the umask": "0022 became 0077",
         "torch's denormal numbers": "False became True",
+        "torch's hooks of saved tensors": "False became True",
         "built-in functions": "__import__",
     }
 

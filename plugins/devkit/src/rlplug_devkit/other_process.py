@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rlplug.errors import describe
 
-VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "TZ": "Pacific/Kiritimati", "LC_ALL": "C"}
+VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
 """What differs there, besides the seed of hashes, the process's number, the working folder, and listings of folders."""
 
 
@@ -66,10 +67,17 @@ def _process() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=tempfile.gettempdir(),
-        env=os.environ | VARIABLES | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
+        env=os.environ | VARIABLES | {"TZ": _zone_of_another_day(), "PYTHONHASHSEED": seed, "PYTHONPATH": path},
     )
     atexit.register(_end, process)
     return process
+
+
+def _zone_of_another_day() -> str:
+    """Return a zone in which today is another day than here; in one of these two it always is."""
+    zones = {"Etc/GMT-14": 14, "Etc/GMT+12": -12}
+    now, today = datetime.now(UTC), datetime.now().date()
+    return next(zone for zone, hours in zones.items() if (now + timedelta(hours=hours)).date() != today)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -120,6 +120,10 @@ def process_state() -> dict[str, Any]:
         "torch's precision of float32 products": torch.get_float32_matmul_precision(),
         "torch's anomaly detection": torch.is_anomaly_enabled(),
         "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "torch's hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+        "torch's modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "torch's threads of a backward pass": torch.autograd.is_multithreading_enabled(),
+        "torch's kernels of attention": _attention_kernels(),
         "torch's denormal numbers": DENORMAL * 2 == 0,
         "torch.backends.cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "numpy's error handling": tuple(sorted(numpy.geterr().items())),
@@ -172,6 +176,11 @@ def thread_state() -> dict[str, Any]:
         "numpy's error handling": tuple(sorted(numpy.geterr().items())),
         "the decimal context": _precision(decimal.getcontext()),
     }
+
+
+def _attention_kernels() -> tuple[bool, ...]:
+    cuda: Any = torch.backends.cuda
+    return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
 
 
 def _precision(context: decimal.Context) -> tuple[int, str]:

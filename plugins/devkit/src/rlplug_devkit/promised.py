@@ -68,7 +68,10 @@ ALGORITHM: Final[Mapping[str, Sequence[str]]] = {
     "Largest number of extra rounds of prompts in a step, which replace groups that :meth:`select` left empty.": (
         "selected_samples_are_the_groups",
     ),
-    "Check the algorithm's options against the run, before any model is loaded.": ("a_run_is_refused_or_served",),
+    "Check the algorithm's options against the run, before any model is loaded; another run has another object.": (
+        "a_run_is_refused_or_served",
+        "runs_do_not_share_their_options",
+    ),
     "Return which of a prompt's scored samples train.": (
         "selected_samples_are_the_groups",
         "selection_leaves_samples_alone",
@@ -104,6 +107,11 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "effects_are_the_expected_ones",
     ),
     "One without an effect stops the run.": ("it_takes_effect", "an_effect_is_in_the_model"),
+    "Return the changes that were made, counted on this model, after both edits.": (
+        "without_a_model_it_claims_no_effect",
+        "a_second_model_has_the_same_effects",
+        "blocks_are_counted_on_the_model",
+    ),
     "Each model of ``applies_to`` that the run has gets a copy of its own.": (
         "it_can_be_copied",
         "two_models_do_not_share",
@@ -133,6 +141,9 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "a_pass_of_no_tokens_adds_nothing",
         "other_requests_equal_the_plain_path",
         "measured_entropies_have_no_gradient",
+        "other_rows_of_one_size_equal_the_plain_path",
+        "gradients_grow_with_the_loss",
+        "passes_without_gradients_keep_nothing",
         "an_export_is_the_same",
         "long_rows_equal_the_plain_path",
         "bfloat16_is_as_exact_as_the_plain_path",
@@ -146,7 +157,6 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "each_rank_reports_the_same",
         "it_works_with_another_optimization",
     ),
-    "Return the changes that were made; called after both edits.": ("without_a_model_it_claims_no_effect",),
 }
 PROMISED: Final[Mapping[str, tuple[str, Mapping[str, Sequence[str]]]]] = {
     "algorithm": ("rlplug.interfaces.algorithm", ALGORITHM),

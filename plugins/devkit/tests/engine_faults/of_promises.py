@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -366,3 +367,36 @@ class AbortsEverything(Capable):
 
     def abort(self, request_ids):
         super().abort(list(self._unfinished))
+
+
+@fault(CLAIMS, "test_what_it_gets_is_left_as_it_was")
+class TakesItsOptionsOut(Plain):
+    """Takes its own options out of the sampling that it was passed, and later calls lack them."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        own = {name: sampling.extra.pop(name) for name in sampling.extra.keys() & {"min_p"}}
+        return super().generate(requests, dataclasses.replace(sampling, extra=own))
+
+
+@fault(STREAM, "test_abort_returns_what_waits_too")
+class ForgetsWhatWaits(Capable):
+    """Loses aborted requests that have not begun."""
+
+    def _run(self, request: Request, sampling: SamplingParams) -> None:
+        if request.request_id in self._aborted.request_ids:
+            with self._lock:
+                self._unfinished.discard(request.request_id)
+        else:
+            super()._run(request, sampling)
+
+
+@fault(STREAM, "test_collect_returns_what_is_ready_at_once")
+class CollectsUntilItsTimeIsOver(Capable):
+    """Collects until the time limit is over, also when something is ready."""
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        ends_at = time.monotonic() + timeout_s
+        found: list[Completion] = []
+        while time.monotonic() < ends_at:
+            found += super().collect(min(0.05, timeout_s))
+        return found

@@ -304,6 +304,18 @@ class TakesTheFirstLimit(Plain):
         return super().generate([dataclasses.replace(r, max_new_tokens=limit) for r in requests], sampling)
 
 
+@fault(LIMITS, "test_each_completion_of_a_prompt_has_its_own_limit")
+class TakesTheLimitOfAGroup(Plain):
+    """Takes requests of one prompt as one request, with the first one's limit."""
+
+    def generate(self, requests, sampling):
+        limits: dict[tuple[int, ...], int | None] = {}
+        for request in requests:
+            limits.setdefault(request.prompt_ids, request.max_new_tokens)
+        asked = [dataclasses.replace(each, max_new_tokens=limits[each.prompt_ids]) for each in requests]
+        return super().generate(asked, sampling)
+
+
 @fault(LIMITS, "test_context_ends_a_completion")
 class KeepsATokenInReserve(Plain):
     """Ends one token before the context does."""

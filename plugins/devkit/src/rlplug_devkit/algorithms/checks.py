@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -44,9 +45,7 @@ class AlgorithmChecks(TaskChecks):
         return type(self.make_algorithm()).__name__
 
     def _ready(self) -> Algorithm:
-        algorithm = self.make_algorithm()
-        algorithm.setup(self.run)
-        return algorithm
+        return self._made_for(self.run)
 
     def _ready_for(self, run: RunInfo) -> Algorithm | None:
         """Return the algorithm set up for another run; ``None`` where it refuses that with a ConfigError."""
@@ -59,6 +58,12 @@ class AlgorithmChecks(TaskChecks):
             pytest.fail(
                 f"setup raised {describe(error)} for {run}: a run that is not possible is a ConfigError.", pytrace=False
             )
+        return algorithm
+
+    def _made_for(self, run: RunInfo) -> Algorithm:
+        """Return the algorithm set up for a run that it takes."""
+        algorithm = self.make_algorithm()
+        algorithm.setup(run)
         return algorithm
 
     def _rows(self, seed: int = 0) -> list[Row]:
@@ -99,3 +104,12 @@ class AlgorithmChecks(TaskChecks):
             )
         except Exception as error:  # noqa: BLE001 - the algorithm's own
             pytest.fail(f"advantages raised on a rank with a part of the step: {describe(error)}", pytrace=False)
+
+
+def larger(run: RunInfo) -> RunInfo:
+    """Return another run, with larger groups, longer completions and another seed."""
+    size = run.group_size + 2
+    longest = run.max_new_tokens + 5
+    return dataclasses.replace(
+        run, group_size=size, num_completions=NUM_GROUPS * size, max_new_tokens=longest, seed=run.seed + 1
+    )

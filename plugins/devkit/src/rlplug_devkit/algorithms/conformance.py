@@ -18,6 +18,7 @@ from rlplug_devkit.algorithms.examples import ExampleChecks
 from rlplug_devkit.algorithms.losses import LossChecks
 from rlplug_devkit.algorithms.passes import Learned
 from rlplug_devkit.algorithms.repeats import RepeatChecks
+from rlplug_devkit.algorithms.runs import RunChecks
 from rlplug_devkit.algorithms.steps import batch_of
 from rlplug_devkit.algorithms.training import metrics_of_step, train, trained_otherwise
 from rlplug_devkit.process_checks import ProcessChecks
@@ -112,7 +113,15 @@ class StateChecks(AlgorithmChecks):
 
 # pytest runs the checks of base classes from the last to the first
 class AlgorithmConformance(
-    ProcessChecks, ExampleChecks, DirectionChecks, RepeatChecks, ClaimChecks, StateChecks, LossChecks, AdvantageChecks
+    ProcessChecks,
+    ExampleChecks,
+    DirectionChecks,
+    RunChecks,
+    RepeatChecks,
+    ClaimChecks,
+    StateChecks,
+    LossChecks,
+    AdvantageChecks,
 ):
     """All checks of an algorithm, to subclass in a test module that returns it from ``make_algorithm``.
 

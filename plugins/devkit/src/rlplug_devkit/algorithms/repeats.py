@@ -19,7 +19,7 @@ import torch
 from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm, RunInfo
 from rlplug.types import Batch, Sample, StepBatch, groups_of
-from rlplug_devkit.algorithms.checks import AlgorithmChecks
+from rlplug_devkit.algorithms.checks import AlgorithmChecks, larger
 from rlplug_devkit.algorithms.passes import Learned, Step, is_close, joined, learn, learn_micro_batch, step_of
 from rlplug_devkit.algorithms.steps import Row, batch_of, make_row
 from rlplug_devkit.algorithms.training import tensors_otherwise, train, trained_otherwise
@@ -56,15 +56,16 @@ class RepeatChecks(AlgorithmChecks):
         assert not found, f"in a second call of the losses with the same micro-batch, {found}: keep nothing of a call."
 
     def test_steps_repeat_in_another_process(self) -> None:
-        """With another seed of hashes, rank, working folder, time zone and locale."""
-        expected = train(self._ready(), self.run, 0, 2)
+        """With another seed of hashes, rank, working folder, time zone and locale, behind another run."""
+        runs = [run for run in (larger(self.run), self.run) if self._ready_for(run) is not None]
+        expected = [step for run in runs for step in train(self._made_for(run), run, 0, 2)]
         subject: Any = self.make_algorithm()
         try:
             pickle.dumps(subject)
         except Exception:  # noqa: BLE001 - then the test class makes it there
             subject = type(self)
         try:
-            found = call_elsewhere(_train_there, subject, self.run, timeout_s=20 * self.deadline_s)
+            found = call_elsewhere(_train_there, subject, runs, timeout_s=20 * self.deadline_s)
         except Unavailable as error:
             pytest.skip(f"{DOES_NOT_APPLY}another process cannot import it ({error})")
         except RuntimeError as error:
@@ -72,7 +73,7 @@ class RepeatChecks(AlgorithmChecks):
         differs = trained_otherwise(found, expected, self.tolerance)
         assert not differs, (
             f"in another process {differs}: nothing may depend on hash(), the order of a set, the rank, the time, the "
-            "host or an environment variable."
+            "host, an environment variable, or the runs that the process had before: keep what setup gets in self."
         )
 
     def test_a_pickled_algorithm_goes_on_alike(self) -> None:
@@ -258,11 +259,14 @@ class RepeatChecks(AlgorithmChecks):
         )
 
 
-def _train_there(subject: Any, run: RunInfo) -> list[tuple[list[str], Learned]]:
-    """Take two steps with an algorithm, or with that of a test class."""
-    algorithm: Algorithm = subject().make_algorithm() if isinstance(subject, type) else subject
-    algorithm.setup(run)
-    return train(algorithm, run, 0, 2)
+def _train_there(subject: Any, runs: Sequence[RunInfo]) -> list[tuple[list[str], Learned]]:
+    """Take two steps of each run with an algorithm, or with that of a test class."""
+    steps: list[tuple[list[str], Learned]] = []
+    for run in runs:
+        algorithm: Algorithm = subject().make_algorithm() if isinstance(subject, type) else copy.deepcopy(subject)
+        algorithm.setup(run)
+        steps += train(algorithm, run, 0, 2)
+    return steps
 
 
 def _given(result: Advantages) -> list[torch.Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -42,6 +43,7 @@ class EngineChecks(Kit):
         deadline_s: Longest time in seconds for a completion of a streaming engine.
         min_freed_bytes: Smallest number of bytes that sleep must free; the size of the weights by default, nine tenths
             on a CPU.
+        sampling_extra: Options of engines' own to sample with, where the engine's ``sampling_extra`` names them.
         changes_of_process: Settings of the trainer's process that the engine has to change, by the names that the check
             of them uses.
     """
@@ -58,6 +60,7 @@ class EngineChecks(Kit):
     num_draws: ClassVar[int] = 2000
     deadline_s: ClassVar[float] = 60.0
     min_freed_bytes: ClassVar[int | None] = None
+    sampling_extra: ClassVar[Mapping[str, Any]] = MappingProxyType({"min_p": 0.1})
     changes_of_process: ClassVar[frozenset[str]] = frozenset()
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlplug_devkit.engines.distribution import DistributionChecks
 from rlplug_devkit.engines.fp8 import FP8Checks
+from rlplug_devkit.engines.given import GivenChecks
 from rlplug_devkit.engines.life import CounterChecks, FirstChecks, LastChecks
 from rlplug_devkit.engines.memory import PlanChecks, RoundChecks, SleepChecks
 from rlplug_devkit.engines.prompts import PromptChecks
@@ -29,6 +30,7 @@ class EngineConformance(
     WeightChecks,
     DistributionChecks,
     CounterChecks,
+    GivenChecks,
     FormChecks,
     PlanChecks,
     FirstChecks,

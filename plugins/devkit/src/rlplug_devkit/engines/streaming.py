@@ -15,6 +15,8 @@ from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench, num_equal
 
+NUM_WAITING = 40
+"""Requests of which most wait for others to end."""
 SLACK_S = 2.0
 """Longest delay in seconds of ``collect`` on a busy machine."""
 
@@ -127,9 +129,15 @@ class StreamingChecks(EngineChecks):
         for _ in range(3):  # on a busy machine the long one may be done too
             engine.submit([long], self._endless(bench))
             engine.submit([short], SamplingParams(2))
+            began = time.monotonic()
             ready = [(c.request_id, c.finish_reason) for c in engine.collect(self.deadline_s)]
+            seconds = time.monotonic() - began
             engine.abort([long.request_id])
             self.collect(engine, [request for request in (long, short) if request.request_id not in dict(ready)])
+            assert seconds < self.deadline_s / 2, (
+                f"collect returned {ready} after {seconds:.0f} s of at most {self.deadline_s:g}: its time limit is for "
+                "the first completion, with which it returns."
+            )
             if ready == [(short.request_id, "length")]:
                 return
         raise AssertionError(f"collect must return the short request as soon as it is done, and returned {ready}.")
@@ -194,6 +202,16 @@ class StreamingChecks(EngineChecks):
             f"after {len(completion.token_ids)} tokens, an aborted request came back as {completion.finish_reason!r}: "
             "abort must stop it, and return what it has so far with finish_reason 'abort'."
         )
+
+    @applies_to("streaming")
+    def test_abort_returns_what_waits_too(self, bench: Bench) -> None:
+        """More requests than an engine runs at once: those that have not begun come back as well."""
+        engine = bench.holding("endless")
+        requests = bench.requests("waiting", [3], num_samples=NUM_WAITING)
+        engine.submit(requests, SamplingParams(30))
+        engine.abort([request.request_id for request in requests])
+        reasons = {completion.finish_reason for completion in self.collect(engine, requests)}
+        assert reasons <= {"abort", "length"}, f"aborted requests came back as {sorted(reasons)}."
 
     @applies_to("streaming")
     def test_abort_of_what_is_done_changes_nothing(self, bench: Bench) -> None:

@@ -26,13 +26,14 @@ class EditChecks(OptimizationChecks):
         """Each model of a run has a copy, and each rank another."""
         for each in self.make_optimizations()[variant]:
             try:
-                copy.deepcopy(each)
+                copied = copy.deepcopy(each)
                 pickle.dumps(each)
             except Exception as error:  # noqa: BLE001 - the optimization's own
                 pytest.fail(
                     f"{type(each).__name__} cannot be copied: {describe(error)}. Make what cannot in before_shard.",
                     pytrace=False,
                 )
+            assert copied is not each, f"a copy of {type(each).__name__} is the object itself, which models then share."
 
     def test_without_a_model_it_claims_no_effect(self, variant: str) -> None:
         for each in self.make_optimizations()[variant]:

@@ -25,7 +25,7 @@ from rlplug.models.lm_head import EntropyMode
 from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import SamplingParams
-from rlplug_devkit.optimizations.late_probes import LateProbes
+from rlplug_devkit.optimizations.size_probes import SizeProbes
 from rlplug_devkit.optimizations.structure import structure_of
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_guard import ProcessGuard
@@ -111,7 +111,7 @@ def _outcomes(optimized: Optimized) -> dict[str, dict[str, Any]]:
     return outcomes
 
 
-class Optimized(LateProbes):
+class Optimized(SizeProbes):
     """A policy with optimizations, and the probes, in the order of ``PROBES``; each is a collective operation."""
 
     def __init__(self, case: Case, strategy: Any, optimizations: Sequence[Optimization]) -> None:
@@ -184,7 +184,7 @@ class Optimized(LateProbes):
                 values = torch.stack([taken.grid(column) for column in columns])
                 if train:
                     weights = loss_weights()[indices]
-                    (torch.stack([weights, weights.cos()]) * values[:2]).sum().backward()  # type: ignore[no-untyped-call]
+                    (self.loss_factor * torch.stack([weights, weights.cos()]) * values[:2]).sum().backward()  # type: ignore[no-untyped-call]
             whole[:, indices] = values.detach()
         dist.all_reduce(whole, group=strategy.data_group)
         return whole
@@ -271,12 +271,16 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.beside,
     Optimized.reference,
     Optimized.second,
+    Optimized.effects_of_the_second,
     Optimized.long,
     Optimized.bfloat16,
     Optimized.saved,
     Optimized.kept,
     Optimized.requests,
     Optimized.measured,
+    Optimized.flipped,
+    Optimized.loud,
+    Optimized.saved_without_gradients,
     Optimized.process,
 )
 

@@ -9,10 +9,11 @@ import pytest
 
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, describe
-from rlplug_devkit.tasks.training_prompts import KEY, TrainingPromptChecks
+from rlplug_devkit.tasks.draws import DrawChecks
+from rlplug_devkit.tasks.training_prompts import KEY
 
 
-class DataSourceConformance(TrainingPromptChecks):
+class DataSourceConformance(DrawChecks):
     """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
 
     def make_broken_source(self) -> PromptSource | None:

@@ -20,6 +20,8 @@ from rlplug_devkit.tasks.playing import make_prompt as make_prompt
 
 NUM_TURNS: Final = 24
 """Turns of a long trajectory."""
+PAUSE_S: Final = 0.8
+"""Time before each turn of a trajectory whose policy is slow, in seconds."""
 CLOSES_AFTER_S: Final = 1.0
 """When a call that runs is closed, in seconds."""
 
@@ -137,6 +139,10 @@ class EnvironmentConformance(Plays):
         assert not played.problem, (
             f"after {len(played.answers)} turns, {played.problem}. Answer any number of turns, or end with done=True."
         )
+        assert all(answer.text is not None for answer in played.answers), (
+            f"of {len(played.answers)} turns some are answered with more than {self.max_observation_chars} characters: "
+            "the policy has all former answers in its context, do not tell them again."
+        )
 
     # ---- what its answers depend on -------------------------------------------------------------------------------
 
@@ -151,10 +157,12 @@ class EnvironmentConformance(Plays):
         return ask_environment(self.make_environment)[0]
 
     def test_the_same_turns_have_the_same_answers(self) -> None:
-        """A resumed run makes a new object, and repeats the turns of an unfinished trajectory."""
+        """A resumed run makes a new object, and repeats the turns of a trajectory, whatever was said in others."""
         self._needs_repetition()
         prompts, turns = self.prompts(), self.turns()
         first = [self._compared(self._play(prompt, turns)) for prompt in prompts]
+        for text in HOSTILE.values():
+            self._play(prompts[-1], [text, *turns[:1]])
         again = [self._compared(self._play(prompt, turns)) for prompt in prompts]
         backwards = [self._compared(self._play(prompt, turns)) for prompt in reversed(prompts)]
         for one, *others in zip(first, again, reversed(backwards), strict=True):
@@ -163,6 +171,27 @@ class EnvironmentConformance(Plays):
                     f"two objects answered {one.told} and {other.told}: draw from random.Random(seed) alone, of the "
                     "seed that reset gets, and keep nothing in the class or its module."
                 )
+
+    @pytest.mark.parametrize("seed", [0, 2**63 - 1])
+    def test_every_seed_repeats(self, seed: int) -> None:
+        """A run draws seeds of 63 bits, and 0 is one."""
+        self._needs_repetition()
+        self._seed = seed
+        first, again = (self._compared(self._play(self.prompts()[0], self.turns())).told for _ in range(2))
+        assert first == again, (
+            f"with the seed {seed}, two objects answered {first} and {again}: it is a seed as others."
+        )
+
+    def test_the_time_between_turns_changes_nothing(self) -> None:
+        """A policy may write a turn in a second or in an hour, and a resumed run repeats turns at once."""
+        self._needs_repetition()
+        soon = self._compared(self._play(self.prompts()[0], self.turns())).told
+        self._pause_s = PAUSE_S
+        late = self._compared(self._play(self.prompts()[0], self.turns())).told
+        assert soon == late, (
+            f"with {PAUSE_S:g} s before each turn, turns were answered {late}, and at once {soon}: count turns, not "
+            "seconds; the run has deadlines for calls."
+        )
 
     def test_another_process_has_the_same_answers(self) -> None:
         """A resumed run is another process, in which texts have other hashes and sets another order."""

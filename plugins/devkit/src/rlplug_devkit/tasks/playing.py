@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class Plays(RefusalChecks):
     """
 
     max_observation_chars: ClassVar[int] = 100_000
+    _seed = SEED
+    _pause_s = 0.0
+    """Time that the policy takes before each turn, in seconds."""
 
     def make_environment(self) -> Environment:
         """Return an environment, as a YAML file would make it for one trajectory."""
@@ -115,6 +119,7 @@ class Plays(RefusalChecks):
         answers, malformed = [], ""
         error = self._reset(environment, prompt)
         for turn in turns if not error else ():
+            time.sleep(self._pause_s)
             answer, error, malformed = self._step(environment, turn)
             if answer is None:
                 break
@@ -128,7 +133,7 @@ class Plays(RefusalChecks):
         object.__setattr__(environment, "response_template", None)
         own = {"answer": prompt.answer, "metadata": dict(prompt.metadata), "messages": list(prompt.messages)}
         given = dataclasses.replace(prompt, **copy.deepcopy(own))
-        return self._call("reset", functools.partial(environment.reset, given, SEED))[1]
+        return self._call("reset", functools.partial(environment.reset, given, self._seed))[1]
 
     def _step(self, environment: Environment, turn: str) -> tuple[StepAnswer | None, str, str]:
         """Return the answer to a turn, or how the call failed, or what is wrong with what it returned."""

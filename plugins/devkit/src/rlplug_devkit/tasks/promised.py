@@ -22,6 +22,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "prompts_without_a_needed_answer_are_refused",
         "a_needed_answer_is_read",
         "a_prompt_without_an_answer_gets_a_number_or_an_error",
+        "a_missing_answer_is_no_value",
         "completions_that_solve_nothing_do_not_pay",
     ),
     "Longest time that the reward itself gives one call, in seconds.": (
@@ -37,6 +38,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "scaling_goes_on_from_its_state",
         "an_undone_step_leaves_no_trace_in_scaling",
         "scaling_leaves_samples_alone",
+        "errors_do_not_count_in_scaling",
         "ranks_scale_as_one",
     ),
     "Return what the reward takes of each of the trainer's GPUs: bytes, and whether it keeps them between phases.": (
@@ -65,6 +67,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "first_calls_at_once_score_alike",
     ),
     "Return counts since the last call, such as requests or tokens": ("counts_are_numbers_since_the_last_call",),
+    "Other threads may be in :meth:`score`.": ("no_count_is_lost_while_others_score",),
 }
 ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     "Answer of an environment to one turn of the policy.": (
@@ -85,6 +88,8 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     ),
     "a resumed run makes a new object and repeats the same calls.": (
         "the_same_turns_have_the_same_answers",
+        "every_seed_repeats",
+        "the_time_between_turns_changes_nothing",
         "another_process_has_the_same_answers",
     ),
     "Randomness must therefore come from ``random.Random(seed)`` alone.": (
@@ -125,6 +130,7 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
     "by default all are read now, and drawn once an epoch.": ("rows_end",),
     "Its name in a mixture, which :func:`~rlplug.data.rows.of_part` gives its rows.": (
         "rows_for_training_are_known_by_their_part",
+        "prompts_of_a_part_are_found_by_their_uids",
     ),
     "The source cannot be read or has no prompts; the message begins with the key.": (
         "rows_can_be_read",
@@ -137,6 +143,9 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
         "ranks_learn_the_same",
         "a_state_of_other_prompts_is_refused",
         "training_draws_are_the_expected_ones",
+        "draws_of_any_size_go_on_at_their_place",
+        "a_later_pass_goes_on_at_its_place",
+        "lists_of_draws_stay_as_they_were",
         "a_state_stays_as_it_was",
         "draws_do_not_depend_on_their_size",
         "another_process_draws_the_same_prompts",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +21,14 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.runner import RewardRunner
 from rlplug.timeouts import CallError
 from rlplug.types import Prompt, RewardError, Sample
-from rlplug_devkit.tasks.calls import is_same
+from rlplug_devkit.tasks.calls import eager_threads, is_same
 from rlplug_devkit.tasks.scoring import Scores, same_values, with_answer
 
 OTHER_ANSWER: Final = "no such answer 918273"
 NUM_TIMED: Final = 5
 """Calls of which the fastest counts: others wait for the machine."""
+NUM_COUNTED: Final = 8
+"""Prompts of which calls are counted."""
 TIMES_CLAIMED: Final = 2.0
 """How much longer than ``deadline_s`` the fastest call may take, on a machine that does other work too."""
 
@@ -224,6 +228,52 @@ class RewardCallChecks(Scores):
         except RunError as problem:
             pytest.fail(str(problem), pytrace=False)
         assert not any(again.values()), f"{call} returned {again} at once after a call: return what came since."
+
+    def test_no_count_is_lost_while_others_score(self) -> None:
+        """A run asks for counts while other calls count: of the counts that calls decide, none may be lost."""
+        self._skip_after_failure()
+        if type(self.make_reward()).pop_counts is Reward.pop_counts:
+            pytest.skip("does not apply: pop_counts is not its own")
+        samples = [each for number in range(NUM_COUNTED) for each in self._numbered(number)]
+        alone = [self._counted(samples, popping=False) for _ in range(2)]
+        decided = [name for name, value in alone[0].items() if value and value == alone[1].get(name)]
+        if not decided:
+            pytest.skip("does not apply: pop_counts returns no count that calls alone decide")
+        with eager_threads():
+            found = self._counted(samples, popping=True)
+        lost = [name for name in decided if found.get(name, 0.0) < alone[0][name]]
+        assert not lost, (
+            f"while other threads were in score, pop_counts returned {found[lost[0]]:g} {lost[0]} in all, and "
+            f"{alone[0][lost[0]]:g} came: take counts and clear them under the lock under which score adds to them."
+        )
+
+    def _numbered(self, number: int) -> list[Sample]:
+        """Return the samples of other prompts, which no cache knows."""
+        return [with_answer(each, each.prompt.answer, f"{each.prompt.text} {number}") for each in self.samples()]
+
+    def _counted(self, samples: Sequence[Sample], popping: bool) -> dict[str, float]:
+        """Return the sums of all counts of some calls at once; ``popping`` asks for them meanwhile."""
+        reward, counts, is_over = self._ready(), dict[str, float](), threading.Event()
+        groups = [samples] if reward.compares_group else [[sample] for sample in samples]
+
+        def pop() -> None:
+            for name, value in reward.pop_counts().items():
+                counts[name] = counts.get(name, 0.0) + value
+
+        def pop_meanwhile() -> None:
+            while popping and not is_over.is_set():
+                pop()
+
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(pop_meanwhile)
+            try:
+                self._score(reward, *groups)
+            finally:
+                is_over.set()
+        if error := asked.exception():
+            pytest.fail(f"while other threads were in score, pop_counts raised {describe(error)}.", pytrace=False)
+        pop()
+        return counts
 
     def test_a_needed_answer_is_read(self) -> None:
         reward = self._ready()

@@ -100,6 +100,19 @@ class RewardScalingChecks(RewardCallChecks):
         found = self._scaled(reward, samples)
         assert same_values(expected, found), f"with the state of before a step, scale returned {found}, not {expected}."
 
+    def test_errors_do_not_count_in_scaling(self) -> None:
+        """A reward that failed is no 0: others are scaled as without its sample, in later rounds too."""
+        self._skip_after_failure()
+        reward, samples = self._scaling()
+        failed = _valued(samples[0], reward.name, None)
+        beside, without = self._ready(), self._ready()
+        found = self._scaled(beside, [failed, *samples[1:]])[1:] + self._scaled(beside, samples)
+        expected = self._scaled(without, samples[1:]) + self._scaled(without, samples)
+        assert same_values(found, expected), (
+            f"beside a sample with an error, two rounds scale to {found}, and to {expected} without it: leave samples "
+            "with errors out of means, extremes and counts."
+        )
+
     def test_scaling_leaves_samples_alone(self) -> None:
         reward, samples = self._scaling()
         before = [dict(sample.rewards) for sample in samples]

@@ -15,6 +15,7 @@ from rlplug.rewards.function import FunctionReward
 from rlplug.types import RewardError, Sample
 from rlplug_devkit.tasks.calls import HOSTILE, NUM_THREADS, eager_threads, same_random_generators
 from rlplug_devkit.tasks.exploits import exploits_of
+from rlplug_devkit.tasks.likenesses import asked_otherwise, likenesses
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
 from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer, with_completion
 from rlplug_devkit.tasks.scoring import make_sample as make_sample
@@ -59,7 +60,7 @@ class RewardConformance(RewardScalingChecks):
         """Return the values of calls at once for other tasks, which came last here, and then those of the samples."""
         first: Values | str
         try:
-            first = self._at_once(self._ready(), self._asked_otherwise(self.samples()))
+            first = self._at_once(self._ready(), asked_otherwise(self.samples()))
         except pytest.fail.Exception as problem:
             first = str(problem)
         self._score(self._ready(), self._with_other_answers(self.samples())[::-1])
@@ -72,27 +73,25 @@ class RewardConformance(RewardScalingChecks):
             found = self._values(reward, *calls * NUM_THREADS, make=interrupting)
         return [value for values in found for value in values]
 
-    def _asked_otherwise(self, samples: Sequence[Sample]) -> list[Sample]:
-        return [with_answer(each, each.prompt.answer, f"And {each.prompt.text}") for each in samples]
-
     def _scored(self) -> Values:
         """Return the values of the samples."""
         return self._values(self._ready(), self.samples())[0]
 
     def test_what_was_scored_before_changes_nothing(self) -> None:
-        """Of the same completions for other tasks, which a cache may take for those that it knows."""
+        """Of other tasks, and of completions that differ in a part, as the key of a cache may leave it out."""
         self._needs_repetition()
-        used, samples = self._ready(), self.samples()
-        self._values(used, samples)
-        for others in (self._with_other_answers(samples), self._asked_otherwise(samples)):
-            (found,), (expected,) = self._values(used, others), self._values(self._ready(), others)
+        batches = likenesses(self.samples(), self._with_other_answers(self.samples()))
+        used, other = self._ready(), self._ready()
+        first = [self._values(used, batch)[0] for batch in batches]
+        backwards = [self._values(other, batch)[0] for batch in batches[::-1]][::-1]
+        for found, expected in zip(first, backwards, strict=True):
             assert same_values(found, expected), (
-                f"other tasks got {found} after their completions were scored before, and {expected} otherwise: keep "
-                "no state, and let the key of a cache have all that a reward depends on."
+                f"samples got {found}, and {expected} where others like them were scored after them and not before: "
+                "keep no state, and let the key of a cache have all that a reward depends on."
             )
 
     def test_rewards_do_not_depend_on_the_batch(self) -> None:
-        """A sample's reward is its own, whatever else is in the call and in which order.
+        """A sample's reward is its own, whatever else is in the call, in which order, and as which group of a step.
 
         Of a reward that compares a group, it is the sample's also in another order.
         """
@@ -104,6 +103,12 @@ class RewardConformance(RewardScalingChecks):
         assert same_values(together, backwards[::-1]), (
             f"samples in another order got {backwards[::-1]} instead of {together}: return values in the order of "
             "the samples, and score each by itself. A judge that compares a group sees each pair in both orders."
+        )
+        moved = [dataclasses.replace(each, group=each.group + 1001, policy_version=7) for each in samples]
+        (elsewhere,) = self._values(reward, moved, whole=is_whole)
+        assert same_values(together, elsewhere), (
+            f"as another group of another step samples got {elsewhere} instead of {together}: score what was written, "
+            "not the number of its group or of the policy's version."
         )
         if reward.compares_group:
             return
@@ -126,7 +131,7 @@ class RewardConformance(RewardScalingChecks):
         """A run's first calls meet, in a process where nothing was called before."""
         self._needs_repetition()
         first, _ = self._of_another_process("_scored_later")
-        (alone,) = self._values(self._ready(), self._asked_otherwise(self.samples()))
+        (alone,) = self._values(self._ready(), asked_otherwise(self.samples()))
         is_text = isinstance(first, str)
         assert not is_text and same_values(first, alone * NUM_THREADS), (  # noqa: PT018 - one message
             f"the first calls of a process, made at once, got {first if is_text else first[: len(alone)]} instead of "
@@ -211,6 +216,22 @@ class RewardConformance(RewardScalingChecks):
         assert not call.error, (
             f"a prompt without answer and metadata: score {call.error}. Return a RewardError that names the field "
             "which the reward needs: a file of prompts may lack it. Or claim needs_answer."
+        )
+
+    def test_a_missing_answer_is_no_value(self) -> None:
+        """A comparison with nothing is false for every completion, and all prompts without answers then train."""
+        self._needs_repetition()
+        reward, samples = self._ready(), self.samples()
+        if isinstance(reward, FunctionReward):
+            pytest.skip("does not apply: it is a plain function")
+        others = self._with_other_answers(samples)
+        values, changed = self._values(reward, samples, others)
+        if reward.needs_answer or reward.compares_group or same_values(values, changed):
+            pytest.skip("does not apply: needs_answer or compares_group is True, or rewards do not depend on answers")
+        (found,) = self._values(reward, [with_answer(each, None) for each in samples])
+        assert len({*found}) > 1 or found[0] is None, (
+            f"without an answer every sample gets {found[0]:g}, and with one they differ: return a RewardError where "
+            "there is nothing to compare with, or claim needs_answer, which refuses such prompts."
         )
 
     def test_answers_of_other_kinds_are_scored_or_refused(self) -> None:
