@@ -190,6 +190,7 @@ class CountsDraws(Prompts):
             return {**super().state_dict(), "draws": self.draws, "size": self.size}
 
         def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict(state)  # refuses that of another source
             epoch, position = divmod(state["draws"] * state["size"], len(self))
             super().load_state_dict({**state, "epoch": epoch, "position": position})
             self.draws, self.size = state["draws"], state["size"]
