@@ -195,8 +195,11 @@ class RewardCallChecks(Scores):
         """Checks of what a reward depends on need rewards that differ."""
         (values,) = self._values(self._ready(), self.samples())
         known = {value for value in values if value is not None}
-        assert known, "every sample is an error: override samples() with samples that this reward can score."
-        assert len(known) > 1, f"all samples get {values}: override samples() with some that this reward tells apart."
+        assert known, (
+            "every sample is an error: give sample_rows, or override samples(), with what this reward can score."
+        )
+        fix = "give sample_rows, or override samples(), with some that it tells apart"
+        assert len(known) > 1, f"all samples get {values}: {fix}."
 
     def test_samples_have_the_expected_rewards(self) -> None:
         expected = self.expected()

@@ -7,8 +7,8 @@ import functools
 import itertools
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -72,15 +72,24 @@ def interrupting(sample: Sample) -> Sample:
 
 
 class Scores(RefusalChecks):
-    """Base class of the kit: makes a reward and calls it."""
+    """Base class of the kit: makes a reward and calls it.
+
+    Attributes:
+        sample_rows: Arguments of :func:`make_sample` for each sample, such as ``{completion: (B), answer: B, choices:
+            [3, 4]}``: at least three, with different rewards.
+    """
+
+    sample_rows: ClassVar[Sequence[Mapping[str, Any]]] = [
+        {"completion": text, "answer": "4"} for text in ("4", "the answer is 5", "", "2+2=4, so 4")
+    ]
 
     def make_reward(self) -> Reward:
         """Return the reward, as a YAML file would make it."""
         raise NotImplementedError(f"{type(self).__name__}.make_reward must return the reward to test")
 
     def samples(self) -> Sequence[Sample]:
-        """Return at least three samples that it can score, with different rewards; see :func:`make_sample`."""
-        return [make_sample(text, answer="4") for text in ("4", "the answer is 5", "", "2+2=4, so 4")]
+        """Return at least three samples that it can score, with different rewards: those of ``sample_rows``."""
+        return [make_sample(**row) for row in self.sample_rows]
 
     def expected(self) -> Values | None:
         """Return the rewards of ``samples()``, ``None`` for an error; without them, any that differ will do."""
