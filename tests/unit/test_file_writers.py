@@ -73,6 +73,7 @@ READERS = ("cli", "recording", "distributed")
 READERS_OF_PLUGINS = ("watch", "eval", "launch")
 READ_OTHERWISE = {
     "rlplug/cli/configuration/early_checks.py": 1,  # this package's
+    "rlplug/cli/configuration/trainer_options.py": 1,
     "rlplug/cli/find_commands.py": 1,
     "rlplug/recording/run_record.py": 2,  # a distribution's
     "rlplug/recording/changes.py": 1,

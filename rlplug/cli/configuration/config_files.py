@@ -85,7 +85,7 @@ def check_config_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"the configuration {str(path)!r} cannot be read: {error.strerror}. Give another.") from error
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"the configuration {str(path)!r} is longer than {MAX_BYTES >> 20} MiB: is it a YAML file?")
+        raise ConfigError(f"the configuration {str(path)!r} is longer than {MAX_BYTES >> 20} MiB: give a YAML file.")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
