@@ -18,7 +18,7 @@ def asked_otherwise(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def likenesses(samples: Sequence[Sample], answered: Sequence[Sample]) -> list[list[Sample]]:
-    """Return batches whose samples are alike: of other tasks, in other letters, and long ones with a part in common.
+    """Return batches of samples that are alike: of other prompts and answers, in other letters, long with a like part.
 
     Args:
         samples: Those of a reward.
@@ -29,10 +29,10 @@ def likenesses(samples: Sequence[Sample], answered: Sequence[Sample]) -> list[li
     long = ([f"{one}{MIDDLE}{one}" for one in texts], *zip(*[_mixed(*pair) for pair in pairs], strict=True))
     return [
         list(samples),
-        list(answered),
         asked_otherwise(samples),
         _completed(samples, [f"{text.swapcase()} " if text.strip() else text for text in texts]),
         *(_completed(samples, some) for some in long),
+        list(answered),  # between others, it would come after the samples' own answers from both ends
     ]
 
 
