@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from rlplug.errors import ConfigError, describe
+
 EXCUSED: Final = "excused by its author: "
 """How the reason of a check begins that was not run because ``excused`` names it."""
 
@@ -65,3 +67,23 @@ def marked(check: Callable[..., None], *marks: pytest.MarkDecorator) -> Callable
     for mark in marks:
         mark(copied)
     return copied
+
+
+def check_refused(name: str, attempt: Callable[..., object], *arguments: Any, taken: str = "is taken") -> None:
+    """Fail unless ``attempt`` of the arguments raises a ``ConfigError`` that names what is wrong.
+
+    Args:
+        name: What is wrong, as the message has to name it.
+        attempt: Makes or prepares a plugin with it.
+        arguments: Of ``attempt``.
+        taken: What has happened where nothing was raised.
+    """
+    try:
+        attempt(*arguments)
+    except ConfigError as error:
+        if name not in str(error):
+            pytest.fail(f"a wrong {name} is refused with {str(error)!r}: name it.", pytrace=False)
+        return
+    except Exception as error:  # noqa: BLE001 - whichever it is, it is the wrong one
+        pytest.fail(f"a wrong {name} raised {describe(error)}. Raise a ConfigError.", pytrace=False)
+    pytest.fail(f"a wrong {name} {taken}: raise a ConfigError that names it.", pytrace=False)

@@ -67,7 +67,7 @@ def _progress(folder: Path) -> str:
 def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> list[Result]:
     """Run subjects in a process, those after one that ended it in another, and what one engine could not run alone."""
     results: list[Result] = []
-    every = subjects
+    every = {class_name(subject): subject for subject in subjects}
     for number in range(len(subjects) + 1):
         found, begun, ending = _run(subjects, tests, folder / str(number), deadline)
         results += found
@@ -79,9 +79,8 @@ def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, 
         subjects, tests = [each for each in subjects if class_name(each) not in reached], ()
         if begun is None or not subjects:
             break
-    return [result for subject in every for result in run_again(subject, results, folder, deadline)] + [
-        result for result in results if result.subject not in {class_name(subject) for subject in every}
-    ]
+    others = [result for result in results if result.subject not in every]
+    return others + [result for subject in every.values() for result in run_again(subject, results, folder, deadline)]
 
 
 def run_again(subject: Subject, results: Sequence[Result], folder: Path, deadline: float) -> list[Result]:

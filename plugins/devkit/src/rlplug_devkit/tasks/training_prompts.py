@@ -21,6 +21,7 @@ from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt, RewardError, Sample
+from rlplug_devkit.kit import check_refused
 from rlplug_devkit.models import make_tokenizer
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.rows import SourceRowChecks
@@ -180,15 +181,7 @@ class TrainingPromptChecks(SourceRowChecks):
         if not cases:
             pytest.skip("does not apply: untrainable returns none")
         for name, make in cases:
-            try:
-                make_prompts(make())
-            except ConfigError as error:
-                if name not in str(error):
-                    pytest.fail(f"a wrong {name} is refused with {str(error)!r}: name it.", pytrace=False)
-                continue
-            except Exception as error:  # noqa: BLE001 - whichever it is, it is the wrong one
-                pytest.fail(f"a wrong {name} raised {describe(error)}. Raise a ConfigError.", pytrace=False)
-            pytest.fail(f"a wrong {name} trains: raise a ConfigError that names it.", pytrace=False)
+            check_refused(name, lambda each: make_prompts(each()), make, taken="trains")
 
     def test_training_draws_are_the_expected_ones(self) -> None:
         """In two steps, and what there is to log of them."""
