@@ -190,14 +190,14 @@ class HandsOutItsPlace(Prompts):
 
 class ForgetsWhatItLearnt(Prompts):
     class prompts(PromptStream):  # noqa: N801 - in the place of a function
-        num_easy = 0
+        num_easy, most = 0, 1
 
         def observe(self, samples: Any, gather_arrays: Any) -> None:
             self.num_easy += sum(sample.reward > 0 for sample in samples)
 
         def take(self, num_prompts: int) -> Any:
             taken = super().take(num_prompts)
-            place = min(self.num_easy, 1)
+            place = min(self.num_easy, self.most)
             return taken[place:] + taken[:place]
 
 
@@ -208,16 +208,8 @@ class KeepsItsPlaceInAnObject(Prompts):
 
 
 class LearnsOfItsOwnSamples(Prompts):
-    class prompts(PromptStream):  # noqa: N801 - in the place of a function
-        num_easy = 0
-
-        def observe(self, samples: Any, gather_arrays: Any) -> None:
-            self.num_easy += sum(sample.reward > 0 for sample in samples)
-
-        def take(self, num_prompts: int) -> Any:
-            taken = super().take(num_prompts)
-            place = min(self.num_easy, 5)
-            return taken[place:] + taken[:place]
+    class prompts(ForgetsWhatItLearnt.prompts):  # noqa: N801 - in the place of a function
+        most = 5
 
         def state_dict(self) -> Any:
             return {**super().state_dict(), "easy": self.num_easy}
