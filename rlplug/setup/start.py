@@ -153,7 +153,7 @@ class RunModule(LightningModule):
 
     def start_run(self) -> None:
         """Start this rank's engine, and let the source generate with it."""
-        self.start_timer.begin("engine start")
+        self.start_timer.begin("packing check")
         end_at_once(self.global_rank)
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
         models, plan, stop = self.models, self.parts.plan, self.stop_signal
@@ -162,6 +162,7 @@ class RunModule(LightningModule):
             for name, model in (("policy", models.policy), ("reference", models.reference), ("critic.trunk", critic)):
                 if model is not None:
                     check_loaded(f"model.{name}", model, strategy)
+        self.start_timer.begin("engine start")
         self.offload = Offload()
         if config.memory.offload != "none":
             self.offload = plugins().registry.get_for("model.memory.offload", "StateOffload")(

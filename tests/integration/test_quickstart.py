@@ -55,7 +55,7 @@ def test_the_folder_is_whole(quickstart: tuple[Path, str], num_steps: int) -> No
     record = json.loads((folder / "run.json").read_text())
 
     assert record["status"] == "finished"
-    assert list(record["start"]["seconds"])[-3:] == ["engine start", "first validation", "first step"]
+    assert list(record["start"]["seconds"])[-4:] == ["packing check", "engine start", "first validation", "first step"]
     assert {"torch", "lightning", "transformers", "rlplug", "rlplug-algos"} <= record["versions"].keys()
     installed = distributions(path=[get_paths()["purelib"]])  # without what setuptools brings once it is imported
     assert {each.name: each.version for each in installed}.items() <= record["versions"].items()
