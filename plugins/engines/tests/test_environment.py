@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+import torch
 from rlplug_engines.colocated import environment_variables, is_trainer_variable, process_kept, recursion_limit_kept
 
 
@@ -31,13 +32,16 @@ def test_what_a_library_changes_at_its_start_comes_back(monkeypatch: pytest.Monk
     monkeypatch.setenv("RLPLUG_OLD", "before")
     monkeypatch.setenv("RLPLUG_GONE", "before")
     former, hook, limit = dict(os.environ), sys.excepthook, sys.getrecursionlimit()
+    threads = torch.get_num_threads()
     with process_kept(), recursion_limit_kept():
+        torch.set_num_threads(threads + 1)
         sys.setrecursionlimit(limit + 1)
         os.environ |= {"RLPLUG_OLD": "now", "RLPLUG_NEW": "now"}
         del os.environ["RLPLUG_GONE"]
         sys.excepthook = lambda *_: None
     assert dict(os.environ) == former
     assert sys.excepthook is hook
+    assert torch.get_num_threads() == threads
     assert sys.getrecursionlimit() == limit
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+import torch
+
 TRAINER_VARIABLES: Final = re.compile(
     r"(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|PYTORCH_(CUDA_)?ALLOC_CONF|TORCHELASTIC_.*"
 )
@@ -36,17 +38,19 @@ def environment_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Put all environment variables and ``sys.excepthook`` back at the end.
+    """Put all environment variables, ``sys.excepthook`` and torch's number of threads back at the end.
 
     Around the import and the start of a library in the trainer's process: processes that rewards and environments start
     later would inherit what it sets, such as ``LD_PRELOAD``.
     """
-    variables, hook = dict(os.environ), sys.excepthook
+    variables, hook, threads = dict(os.environ), sys.excepthook, torch.get_num_threads()
     try:
         yield
     finally:
         _apply(dict.fromkeys(os.environ) | variables)
         sys.excepthook = hook
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 @contextmanager
