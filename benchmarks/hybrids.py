@@ -1,18 +1,15 @@
-"""Times updates of a hybrid policy on packed and on padded rows, and tries the leak check on a GPU in bfloat16.
+"""Times updates of a hybrid policy on packed and on padded rows.
 
     python benchmarks/hybrids.py --out OUT
-    python benchmarks/hybrids.py --phases update --ways packed sorted --rows 32 --max-tokens 4096 --no-kernels --out OUT
+    python benchmarks/hybrids.py --ways packed sorted --rows 32 --max-tokens 4096 --no-kernels --out OUT
     python benchmarks/hybrids.py --shape tiny --rows 12 --mean 24 --longest 200 --max-tokens 256 --repeats 1 --out OUT
 
-``update``: forward and backward passes of all rows, clipping and AdamW's step of one policy, with random weights and
+An update is forward and backward passes of all rows, clipping and AdamW's step of one policy, with random weights and
 lognormal lengths. ``packed`` rows go through ``HybridTrainer``; ``padded`` and ``sorted`` ones are batches [S, T] with
 a mask and transformers' sdpa, in the order in which they came and by length. A line says: seconds (median), tokens per
 second, share of the ceiling of matrix products in bfloat16 (measured in the same run), the peak of GPU memory, padding
 (tokens computed for each real one), and by what ways layers keep sequences apart. ``--no-kernels`` computes with
-transformers' functions in torch, although kernels are installed. ``leaks``: builds small policies of several families
-as a run does and tries them with ``check_loaded``; a line says how far a sequence changed, in the part that the check
-allows, so that 1 and more is a refusal: with the layers as they run, where one would be false, and without what keeps
-sequences apart, where it should be one.
+transformers' functions in torch, although kernels are installed. hybrid_leaks.py tries the leak check.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -42,16 +39,14 @@ from transformers import AutoConfig
 from update import make_part
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig
-from rlplug.models import packing_checks
 from rlplug.models.build import build_policy
 from rlplug.models.forward import policy_forward
 from rlplug.models.loading import empty_model
 from rlplug.models.packing import PackedMicroBatch, PackedTokens
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.ops import token_logprobs
-from rlplug.types import MeshSizes, SamplingParams
+from rlplug.types import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "hybrids" / "tests"))
 from hybrid_models import COMMON, FAMILIES
@@ -76,10 +71,6 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
     },
     "tiny": COMMON | FAMILIES["qwen3_5_text"] | {"max_position_embeddings": 1024},
 }
-TRIED: Final = ("qwen3_5_text", "qwen3_next", "kimi_linear", "nemotron_h", "falcon_h1", "jamba", "lfm2_moe", "gpt_oss")
-"""Families of the leak check: each kind of layer with a state, most with experts, where round-off changes a choice."""
-WIDTHS: Final = ("hidden_size", "intermediate_size", "head_dim", "d_head", "d_ssm", "state_size", "d_state", "dt_rank")
-"""Ends of the names of options that widen a tiny model."""
 CHUNK: Final = 64  # tokens that delta rules compute at once, in fla and in transformers
 WAYS: Final = ("packed", "padded", "sorted")
 
@@ -134,7 +125,21 @@ def run(module: Measured) -> None:
             torch.cuda.empty_cache()
 
 
-# ---- update -------------------------------------------------------------------------------------------------------
+def start() -> tuple[torch.device, dict[str, Any]]:
+    """Return the device, and what each line says of it; Lightning says no more than errors."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    return device, {"device": where, "torch": torch.__version__}
+
+
+def say(out: Path | None, facts: dict[str, Any], line: dict[str, Any]) -> None:
+    """Print a line, and append it to ``hybrids.jsonl`` in a folder."""
+    print(json.dumps(line), flush=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "hybrids.jsonl").open("a") as file:
+            file.write(json.dumps(facts | line) + "\n")
 
 
 def micro_batches(lengths: list[int], max_tokens: int, way: str) -> list[list[int]]:
@@ -295,82 +300,18 @@ def in_torch(config: ModelConfig) -> Any:
     return without_kernels(stateful_layers(empty_model(config)).values())
 
 
-# ---- leaks --------------------------------------------------------------------------------------------------------
-
-
-def wider(family: str, by: int) -> Any:
-    """Return the configuration of a tiny model whose widths are ``by`` times as large."""
-    tiny = COMMON | FAMILIES[family]
-    grown = {name: value * by for name, value in tiny.items() if name.endswith(WIDTHS) and type(value) is int}
-    return AutoConfig.for_model(family, **tiny | grown | {"vocab_size": 4096})
-
-
-@contextlib.contextmanager
-def logprobs_seen() -> Iterator[list[Tensor]]:
-    """Collect the logprobs of the passes of ``check_loaded``."""
-    seen: list[Tensor] = []
-    own = packing_checks.policy_forward
-
-    def forward(*arguments: Any) -> Any:
-        output = own(*arguments)
-        seen.append(output.tokens.logprobs[-2 * packing_checks.LENGTH :].detach())
-        return output
-
-    packing_checks.policy_forward = forward
-    try:
-        yield seen
-    finally:
-        packing_checks.policy_forward = own
-
-
-def try_loaded(line: dict[str, Any], dtype: str, module: Measured) -> None:
-    """Fill in what ``check_loaded`` says of a policy, and how close to a refusal it came."""
-    with logprobs_seen() as seen:
-        try:
-            packing_checks.check_loaded("model.policy", module.policy, module.trainer.strategy)
-            line["refused"] = ""
-        except ConfigError as error:
-            line["refused"] = str(error)[:300]
-    beside, other, alone = seen
-    allowed = (packing_checks.TOLERANCE if dtype == "float32" else packing_checks.ROUNDING) * alone.std()
-    line["of allowed, other neighbour"] = round(float((beside - other).abs().mean() / allowed), 4)
-    line["of allowed, none"] = round(float((beside - alone).abs().mean() / (2 * allowed)), 4)
-
-
-def leaks(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, Any]], None]) -> None:
-    """Try the check on each family and size, with what keeps sequences apart and without."""
-    for family in options.families:
-        for by in options.widths:
-            for trainer in (HybridTrainer(), TransformersTrainer()):
-                line: dict[str, Any] = {"phase": "leaks", "family": family, "times as wide": by}
-                line["trainer"] = type(trainer).__name__
-                inner = folder / f"{family}-{by}"
-                config = ModelConfig(str(inner), init="random", dtype=options.dtype)
-                try:
-                    wider(family, by).save_pretrained(inner)
-                    if isinstance(trainer, HybridTrainer):
-                        trainer.check(config, "model.policy", MeshSizes(1, 1, 1, 1))
-                    run(Measured(config, trainer, partial(try_loaded, line, options.dtype)))
-                except Exception as error:  # noqa: BLE001 - of a configuration or a layer; the others are tried too
-                    line["error"] = f"{type(error).__name__}: {str(error)[:300]}"
-                say(line)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--phases", nargs="+", choices=("update", "leaks"), default=["leaks", "update"])
     add("--shape", choices=SHAPES, default="1b")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     add("--rows", type=int, default=128)
     add("--mean", type=int, default=768, help="tokens of a row, on average")
     add("--longest", type=int, default=8192, help="tokens of the longest row")
     add("--max-tokens", type=int, default=8192, help="of a micro-batch, padding included")
-    add("--no-kernels", action="store_true", help="transformers' functions in torch, in the update")
+    add("--no-kernels", action="store_true", help="transformers' functions in torch")
     add("--optimizations", nargs="+", default=[], metavar="PART", help="of packed rows, as update.py names them")
     add("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels of an update")
-    add("--families", nargs="+", choices=FAMILIES, default=list(TRIED))
-    add("--widths", nargs="+", type=int, default=[4, 16], help="times the widths of the tests' tiny models")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--warm-up", type=int, default=2)
     add("--repeats", type=int, default=3)
@@ -380,23 +321,12 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, facts = start()
     options.ceiling = matmul_ceiling(device)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    facts = {"device": where, "torch": torch.__version__, "ceiling TFLOP/s": options.ceiling / 1e12}
+    facts |= {"ceiling TFLOP/s": options.ceiling / 1e12}
     print(f"# {json.dumps(facts)}", flush=True)
-
-    def say(line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            with (options.out / "hybrids.jsonl").open("a") as file:
-                file.write(json.dumps(facts | line) + "\n")
-
     with tempfile.TemporaryDirectory() as folder:
-        for phase in options.phases:
-            {"update": update, "leaks": leaks}[phase](options, Path(folder) / phase, say)
+        update(options, Path(folder), partial(say, options.out, facts))
 
 
 if __name__ == "__main__":
