@@ -6,6 +6,7 @@ block at a time and keeps its shard.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -42,11 +43,14 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
 def model_of(model_config: Any, path: str, key: str, attn_implementation: str = attention.NAME) -> Any:
     """Build the model of a configuration on the meta device, in float32; with its own attention if it has no choice."""
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
-    if known is not None and attn_implementation == attention.NAME and not known._can_set_attn_implementation():
-        attn_implementation = "eager"  # which leaks, as the check at the start sees
+    if known is not None and attn_implementation == attention.NAME:
+        tables = [each for each in vars(sys.modules[known.__module__]).values() if isinstance(each, dict)]
+        if any("eager" in table for table in tables) or not known._can_set_attn_implementation():  # a table: GIT
+            attn_implementation = "eager"  # where it leaks, the check at the start sees it
     options = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     with torch.device("meta"):
-        return read(path, key, "model", pretrained, AutoModelForCausalLM.from_config, model_config, **options)
+        made = read(path, key, "model", pretrained, AutoModelForCausalLM.from_config, model_config, **options)
+    return made.to("meta")  # DiffLlama draws some weights on the CPU, whatever the device
 
 
 def trainable_config(config: ModelConfig, key: str) -> Any:
@@ -136,11 +140,8 @@ def stored_weights(
 ) -> Iterator[tuple[str, Any]]:
     """Yield weights one after another under their checkpoint names, for a trainer with models of its own.
 
-    Each is something whose slices are tensors: of a weight in a file, nothing but those slices is read. Random weights
-    are drawn whole, one transformer block at a time.
-
-    ``shapes`` are those of the weights to yield, by name. Random weights are drawn on ``device``; those of files are on
-    the CPU, in the file's dtype.
+    Each is something whose slices are tensors: of a weight in a file nothing else is read, to the CPU, in the file's
+    dtype. Random weights are drawn whole on ``device``, one transformer block at a time. ``shapes`` names those wanted.
 
     Raises:
         ConfigError: A weight is missing, cannot be read, or has another shape.

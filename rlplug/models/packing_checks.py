@@ -30,7 +30,7 @@ LENGTH: Final = 8  # tokens of the first of the two sequences on which a model i
 WINDOW: Final = 5  # longest window of attention there, so that both sequences are longer
 TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
 LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
-CAUSES: Final = "a mask, a state, or noise whose option a run sets to 0"
+CAUSES: Final = "a mask, a state, or noise that a run switches off (set router_jitter_noise to 0 in config.json)"
 REMEDY: Final = "Set model.trainer to HybridTrainer if it is a hybrid, as Qwen3.5 is; otherwise to PaddedTrainer."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 CHANGES: Final = "model.optimizations, and packages of kernels, such as causal-conv1d"
@@ -137,7 +137,7 @@ def _first_layers(config: Any, path: str, key: str, attention: str = attention.N
     """Return an empty model with short windows, and without the layers that are like those before them."""
     text = config.get_text_config()
     for option, value in vars(text).items():
-        is_length = any(word in option for word in ("window", "chunk", "index_topk"))
+        is_length = any(word in option for word in ("window", "chunk", "index_topk")) and "inference" not in option
         if is_length and type(value) is int and WINDOW < value < getattr(text, "max_position_embeddings", math.inf):
             setattr(text, option, WINDOW)
     model = model_of(config, path, key, attention)
@@ -159,8 +159,8 @@ def _kind(block: nn.Module, index: int, config: Any) -> Any:
 
 
 def _give_values(model: Any, plain: Any) -> None:
-    """Give each parameter of both random values, which lie over others in memory, and computed buffers their own."""
-    saved = model.state_dict()
+    """Give parameters of both random values, which lie over others in memory, and computed or integer buffers theirs."""
+    saved = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     for each in (model, plain):
         list(rebuilt_buffers(each, {name: buffer for name, buffer in each.named_buffers() if name not in saved}))
     views = []

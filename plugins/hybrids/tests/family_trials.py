@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, describe
 from rlplug.interfaces import ModelConfig
+from rlplug.models.build import empty_network
 from rlplug.models.forward import policy_forward
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import to_empty_on
@@ -98,7 +99,7 @@ def _started(trainer: TransformersTrainer, own: ModelConfig) -> Any:
     """Return a policy as a run has it before the first rollout."""
     trainer.check(own, KEY, ONE)
     attention_cost(read_config(own.path, KEY).get_text_config())
-    network: Any = trainer.empty_network(own, KEY)
+    network: Any = empty_network(trainer, own, KEY)
     to_empty_on(network, torch.device("cpu"))
     network.tie_weights()
     trainer.load_weights(network, own, KEY)

@@ -17,8 +17,11 @@ from rlplug.models.loading import to_empty_on
 
 PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "llama")
 """Buffers of the whole model, options for each layer, noise that evaluation reads, and none."""
-PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32")
-"""Biases of scores, states in a model that drops the borders, no ``logits_to_keep``, chunks, and an indexer of keys."""
+PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32", "xlstm")
+"""Biases of scores, states in a model that drops the borders, no ``logits_to_keep``, chunks of attention, an indexer of
+keys, and an option of an engine's chunks alone."""
+ODDLY_BUILT = ("git", "diffllama", "qwen4_exp_text")
+"""A table of attentions, weights that are drawn on the CPU, and divisors in saved buffers of integers."""
 
 DECODER: dict[str, Any] = {"is_decoder": True}
 """Options of a decoder of RoBERTa's kind, whose positions do not begin at 0."""
@@ -45,6 +48,13 @@ def test_a_model_type_trains_right_or_is_refused_at_start(family: str, tmp_path:
     checked(tried(config, tmp_path))
 
 
+@pytest.mark.parametrize("family", ODDLY_BUILT)
+def test_a_model_that_is_built_oddly_trains_right(family: str, tmp_path: Path) -> None:
+    """Catches refusals that are of the check's or the build's making, and not of the model's."""
+    trial = tried(tiny(family), tmp_path)
+    assert trial.outcome == "right", trial.reason
+
+
 @pytest.mark.parametrize(("family", "options"), [*((family, {}) for family in PADDED), ("roberta", DECODER)])
 def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
     family: str, options: dict[str, Any], tmp_path: Path
@@ -55,10 +65,16 @@ def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("bert", "is not causal"), ("doge", "of it alone"), ("xlm", "is not causal")]
+    ("family", "reason"),
+    [
+        ("bert", "is not causal"),
+        ("doge", "of it alone"),
+        ("prophetnet", "predicts several tokens from each place"),
+        ("xlnet", "is not causal"),
+    ],
 )
 def test_padded_rows_of_a_model_that_reads_them_whole_are_refused(family: str, reason: str, tmp_path: Path) -> None:
-    """Catches encoders that each row alone shows as right, and a choice of keys that depends on the padding."""
+    """Catches encoders that each row alone shows as right, and reasons in words of torch or of another fault."""
     tiny(family).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=rf"^{KEY}\.path: \w+ .*{reason}.* Use another model\.$"):
         PaddedTrainer().check(ModelConfig(str(tmp_path), dtype="float32"), KEY, ONE)

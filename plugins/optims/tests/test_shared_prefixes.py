@@ -329,7 +329,7 @@ def run(**options):
 )
 def test_what_cannot_share_says_why(options, reason, monkeypatch):
     monkeypatch.setattr("rlplug_optims.shared_prefixes.decision.find_spec", lambda name: True)
-    found = why_not(run(**options), SimpleNamespace(head_dim=None), on_gpu=True)
+    found = why_not(run(**options), SimpleNamespace(head_dim=64), on_gpu=True)
     assert found is None if reason is None else reason in found
 
 
@@ -338,4 +338,5 @@ def test_wide_heads_share_no_prefixes_on_a_gpu():
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 512}
     assert "wider than 256" in why_not(run(), CONFIG_MAPPING["gemma4_text"](**layers, head_dim=256), on_gpu=True)
     assert "wider than 256" in why_not(run(), SimpleNamespace(head_dim=512), on_gpu=True)
+    assert "wider than 256" in why_not(run(), SimpleNamespace(hidden_size=2048, num_attention_heads=4), on_gpu=True)
     assert why_not(run(), SimpleNamespace(head_dim=512), on_gpu=False) is None

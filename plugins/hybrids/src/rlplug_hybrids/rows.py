@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplug.errors import ConfigError
+
 
 def pad_rows(network: Any, ahead: int = 0) -> None:
     """Make a network compute a packed row as a batch with one row for each sequence, padded at the end.
@@ -29,12 +31,12 @@ def pad_rows(network: Any, ahead: int = 0) -> None:
     """
     if network._can_set_attn_implementation():
         network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
-    rows = _Rows(ahead)
+    rows = _Rows(network, ahead)
     network.register_forward_pre_hook(rows.pad, with_kwargs=True)
     network.get_output_embeddings().register_forward_pre_hook(rows.pack_hidden)
     trunk = network.base_model
     if trunk is not network:  # alone it is a critic's
-        rows = _Rows(ahead)
+        rows = _Rows(network, ahead)
         trunk.register_forward_pre_hook(rows.pad, with_kwargs=True)
         trunk.register_forward_hook(rows.pack_output)
 
@@ -42,8 +44,8 @@ def pad_rows(network: Any, ahead: int = 0) -> None:
 class _Rows:
     """Hooks around what computes padded rows, and the borders of the row that it is computing."""
 
-    def __init__(self, ahead: int) -> None:
-        self.ahead = ahead
+    def __init__(self, network: nn.Module, ahead: int) -> None:
+        self.name, self.ahead = type(network).__name__, ahead
         self.packing: Tensor | None = None
         """int64 [N]: place of each token in the padded batch"""
         self.kept: Any = slice(None)
@@ -64,7 +66,12 @@ class _Rows:
         return args, {name: value for name, value in padded.items() if name in known}
 
     def pack_hidden(self, output_layer: nn.Module, args: Any) -> Any:
-        return args if self.packing is None else (self._packed(args[0])[:, self.kept], *args[1:])
+        if self.packing is None:
+            return args
+        if args[0].dim() != 3:
+            what = f"its {type(output_layer).__name__} layer of logits gets states of {args[0].dim()} dimensions, not 3"
+            raise ConfigError(f"{self.name} predicts several tokens from each place ({what}). Use another model.")
+        return self._packed(args[0])[:, self.kept], *args[1:]
 
     def pack_output(self, trunk: nn.Module, args: Any, output: Any) -> Any:
         if self.packing is not None:

@@ -17,6 +17,7 @@ from rlplug.models.attention import NAME as PACKED
 from rlplug.models.attention import packed_attention
 from rlplug.models.attention.kernels import torch_flash_attention
 from rlplug.models.attention.sequences import FlashAttention, Sequences
+from rlplug_optims.shared_prefixes.decision import head_size, option
 
 NAME: Final = "packed_fa4"
 """Of this attention, among those of transformers."""
@@ -58,7 +59,7 @@ class FlashAttention4(Optimization):
         except (ImportError, AttributeError, OSError) as error:
             raise ConfigError(f"FlashAttention-4 cannot be imported ({error}): {INSTALL}, or {REMOVE}.") from error
         try:
-            _compare_with_torch(trunk.config)
+            _compare_with_torch(trunk.config.get_text_config())
         except ConfigError:
             raise
         except Exception as error:  # of a compiler, which says much of itself and little of the model
@@ -95,14 +96,14 @@ def _uses(module: nn.Module) -> bool:
 
 
 def _compare_with_torch(config: Any) -> None:
-    """Compute attention and its gradients in both ways, for random values of a model's heads.
+    """Compute attention and its gradients in both ways, for random values of a text model's heads.
 
     Raises:
         ConfigError: They differ.
     """
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = option(config, "num_attention_heads")
+    shared = option(config, "num_key_value_heads") or heads
+    size = head_size(config)
     generator = torch.Generator(device="cuda").manual_seed(0)
     *inputs, d_output = (
         torch.randn(sum(LENGTHS), count, size, device="cuda", dtype=torch.bfloat16, generator=generator)

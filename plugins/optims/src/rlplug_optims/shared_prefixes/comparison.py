@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug.models.attention.sequences import Sequences
-from rlplug_optims.shared_prefixes.decision import option
+from rlplug_optims.shared_prefixes.decision import head_size, option
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tree import TreeRow, depth_first, tree_row
 from rlplug_optims.shared_prefixes.tree_attention import TreeAttention
@@ -29,7 +29,7 @@ def differences(config: Any, device: str = "cuda") -> dict[str, float]:
 
     heads = option(config, "num_attention_heads")
     shared = option(config, "num_key_value_heads") or heads
-    size = option(config, "head_dim") or config.hidden_size // heads
+    size = head_size(config)
     row = compared_row()
     num_tokens = len(row.ids)
     generator = torch.Generator(device=device).manual_seed(0)

@@ -79,13 +79,19 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
     names = {type(each).__name__ for each in config.optimizations}
     if "FlashAttention4" in names:
         return "FlashAttention4 computes attention of whole sequences alone"
-    if on_gpu and max(option(text_config, name) or 0 for name in ("head_dim", "global_head_dim")) > WIDEST:
+    if on_gpu and head_size(text_config) > WIDEST:
         return f"its heads are wider than {WIDEST}, which its kernels do not take"
     if on_gpu and torch.cuda.is_available() and find_spec("triton") is None:  # a plan is for another machine
         return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:
         return "on a CPU, CompileBlocks would compile for each tree anew"
     return None
+
+
+def head_size(text_config: Any) -> int:
+    """Return the size of a model's heads, the largest where layers differ, as in Gemma 4."""
+    sizes = (option(text_config, name) or 0 for name in ("head_dim", "global_head_dim"))
+    return int(max(sizes) or text_config.hidden_size // option(text_config, "num_attention_heads"))
 
 
 def option(text_config: Any, name: str) -> Any:
