@@ -102,7 +102,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:
         found = tuple(_of_parameter(plain, plain_name, shape)) if is_converted else (HFWeight(plain_name, shape),)
         names = {weight.name for weight in found}
         if names & seen or sum(weight.shape.numel() for weight in found) != shape.numel():
-            raise _unknown(name, shape)
+            raise _unknown(plain, name, shape)
         seen |= names
         yield name, found
 
@@ -131,15 +131,15 @@ def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HFWeight
         first_row = int(numbered.flatten()[0])
         weight = HFWeight(hf_name, shapes.get(hf_name, shape), first_row)
         if len(shape) < 2 or numbered.shape != (*weight.shape[:-1], 2) or weight.shape[-1] != shape[-1]:
-            raise _unknown(name, shape)
+            raise _unknown(model, name, shape)
         if not torch.equal(numbered[..., 0].flatten(), torch.arange(first_row, first_row + weight.num_rows)):
-            raise _unknown(name, shape)
+            raise _unknown(model, name, shape)
         yield weight
 
 
-def _unknown(name: str, shape: torch.Size) -> ConfigError:
+def _unknown(model: nn.Module, name: str, shape: torch.Size) -> ConfigError:
     return ConfigError(
-        f"model.policy: transformers makes {name} {list(shape)} of a checkpoint's weights in a way that rlplug cannot "
+        f"model.policy: transformers makes {name} {list(shape)} of {type(model).__name__} in a way that rlplug cannot "
         "undo, so neither an engine nor a checkpoint could get it: use a model without such a weight. rlplug can undo "
-        "renaming and the stacking of rows, such as experts'."
+        "renaming and the stacking of a checkpoint's rows, such as experts'."
     )
