@@ -201,9 +201,8 @@ def check_long_sequences(config: Any, implementation: str, key: str, longest: in
     """Raise an error for settings that would silently give wrong results with long sequences.
 
     Raises:
-        ConfigError: Ranks share rows and attention is not rlplug's own, which alone exchanges their parts; or sequences
-            can be too long for the short factors of LongRoPE (arXiv 2402.13753), in whose place the long ones would
-            be taken for all sequences of a row.
+        ConfigError: Ranks share rows, whose parts rlplug's own attention alone exchanges; or a sequence can be so long
+            that LongRoPE (arXiv 2402.13753) would take its long factors for all sequences of a pass.
     """
     if sequence_size > 1 and implementation != attention.NAME:
         raise ConfigError(
