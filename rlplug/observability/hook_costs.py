@@ -106,13 +106,7 @@ def _process_state() -> ProcessState | None:
 
 
 def _accepted(call: PluginCall, before: ProcessState | None, inner: Any, result: Any) -> Any:
-    """Return what counts as the result of a plugin's implementation of a hook.
-
-    Args:
-        call: The implementation.
-        before: State of the process before the call.
-        inner: What the ``yield`` of a wrapper gave.
-        result: What the implementation returned.
+    """Return what counts as the result of a plugin's implementation of a hook; ``inner``, what a wrapper's yield gave.
 
     Raises:
         RunError: The result is not what the hook asks for, or the process's state has changed.

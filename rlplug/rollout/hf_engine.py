@@ -23,7 +23,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
@@ -46,6 +46,9 @@ SAMPLER_BYTES: Final = 20
 
 WARPERS: Final = {"epsilon_cutoff": EpsilonLogitsWarper, "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}
 """What of transformers leaves tokens out by the option's value; it gets and returns logits after the temperature."""
+
+TRIED: Final = 300
+"""Tokens of the longest prompt by which the engine tries whether padding changes what it generates."""
 
 COUNT_S: Final = 0.5
 """Shortest time between two counts of what was generated, which wait for the device, in seconds."""
@@ -76,6 +79,7 @@ class HFRollout(RolloutEngine):
         check_ranges(self, "rollout")
         self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
+        self._pads = True
         self._num_tokens = 0
         self._seconds = 0.0
 
@@ -113,21 +117,21 @@ class HFRollout(RolloutEngine):
         began = time.perf_counter()
         longest = max((request.limit(sampling) for request in requests), default=0)
         # requests that the context cuts short run apart, so that they cut short no other
-        by_limit: dict[int, list[int]] = {}
+        by_limit: dict[tuple[int, int], list[int]] = {}
         for index, request in enumerate(requests):
-            by_limit.setdefault(min(longest, max_completion_tokens(request, self._policy)), []).append(index)
+            limit = min(longest, max_completion_tokens(request, self._policy))
+            by_limit.setdefault((limit, 0 if self._pads else len(request.prompt_ids)), []).append(index)
         completions: dict[int, Completion] = {}
         num_tokens = 0
-        for num_new, indices in by_limit.items():
+        for (num_new, _), indices in by_limit.items():
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 if self.is_stopping():
                     nothing = np.zeros(0, np.int32), np.zeros(0, np.float32)
                     completions |= {index: self._completion(requests[index], *nothing, None) for index in chosen}
                     continue
-                batch = self._generate_batch(
-                    [requests[index] for index in chosen], sampling, num_new, (len(completions), num_tokens)
-                )
+                counted = len(completions), num_tokens
+                batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new, counted)
                 completions |= zip(chosen, batch, strict=True)
                 num_tokens += sum(len(completion.token_ids) for completion in batch)
         self._num_tokens += num_tokens
@@ -160,17 +164,35 @@ class HFRollout(RolloutEngine):
         token_ids = generated[:, prompt_ids.shape[1] :].int().cpu().numpy()
         logprobs = torch.stack(sampler.logprobs, dim=1).float().cpu().numpy()
         recorded = None if self._recorder is None else self._recorder.take(len(requests)).cpu().numpy()
-        return [
-            self._completion(
-                request,
-                generated_ids[: request.limit(sampling)],
-                its_logprobs,
-                None if recorded is None else recorded[row, prompt_ids.shape[1] - len(request.prompt_ids) :],
-            )
-            for row, (request, generated_ids, its_logprobs) in enumerate(
-                zip(requests, token_ids, logprobs, strict=True)
-            )
-        ]
+        completions = []
+        for row, request in enumerate(requests):
+            experts = None if recorded is None else recorded[row, prompt_ids.shape[1] - len(request.prompt_ids) :]
+            ids = token_ids[row, : request.limit(sampling)]
+            completions.append(self._completion(request, ids, logprobs[row], experts))
+        return completions
+
+    def _padding_is_harmless(self) -> bool:
+        """Return whether a prompt gets the same beside a longer one: states and positions may not know the mask.
+
+        Raises:
+            ConfigError: The model does not generate.
+        """
+        vocabulary, most = self._model.config.get_text_config().vocab_size, self._policy.max_context - 4
+        ids = torch.randint(2, vocabulary, (max(2, min(TRIED, most)),), generator=torch.Generator().manual_seed(0))
+        lengths = (1, 1 + len(ids) * 2 // 3, len(ids))  # with much padding, with some that is odd, and with none
+        prompts = [Request("tried", tuple(ids[:length].tolist()), 0) for length in lengths]
+        try:
+            beside, *alone = (self._generate_batch(p, SamplingParams(4), 4, (0, 0)) for p in (prompts, *zip(prompts)))
+        except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            problem = f"{type(self._model).__name__} of transformers does not generate: {describe(error).rstrip('.')}"
+            raise ConfigError(f"rollout: {problem}. Use another engine.") from error
+        near = 1e-4 if self._policy.dtype == torch.float32 else 0.05
+        return all(
+            np.array_equal(one.token_ids, two.token_ids) and float(np.abs(one.logprobs - two.logprobs).mean()) < near
+            for one, (two,) in zip(beside, alone, strict=True)
+        )
 
     def _left_pad(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return prompt ids and attention mask, int64 [B, T], padded on the left: generation appends on the right."""
@@ -187,12 +209,7 @@ class HFRollout(RolloutEngine):
     ) -> Completion:
         """Return the completion without the padding that ``generate`` appends after the end token.
 
-        Args:
-            request: The request.
-            token_ids: Generated tokens.
-            logprobs: One for each.
-            recorded: int16 [tokens, L, k]: experts of the tokens that were read, from the prompt's first on; ``None``
-                where none were recorded.
+        ``recorded``, int16 [tokens, L, k], has the experts of the tokens that were read, from the prompt's first on.
         """
         assert self._version is not None
         ends = np.isin(token_ids, self._policy.eos_token_ids).nonzero()[0]
@@ -229,7 +246,9 @@ class HFRollout(RolloutEngine):
 
                     weight = dequantize_blocks(weight, scales, own_weights[name].dtype)
                 own_weights[name].copy_(weight)
-        self._version = version
+        is_first, self._version = self._version is None, version
+        if is_first:
+            self._pads = self._padding_is_harmless()
         return validator.report(version)
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
@@ -292,11 +311,7 @@ class _Sampler(LogitsProcessor):
 class _ProgressCounter(LogitsProcessor):
     """Logits processor that counts what a batch has generated, for the progress display; it changes no logit.
 
-    Args:
-        prompt_length: Tokens of the padded prompts.
-        eos_token_ids: Tokens that end a completion.
-        num_done: Completions of the batches before.
-        num_tokens: Tokens of the batches before.
+    ``num_done`` and ``num_tokens`` are completions and tokens of the batches before.
     """
 
     def __init__(self, prompt_length: int, eos_token_ids: Sequence[int], num_done: int, num_tokens: int) -> None:

@@ -215,14 +215,7 @@ def _by_home(table: NDArray[Any], rows: NDArray[np.int64], world_size: int) -> l
 def _exchanged(
     batch: StepBatch, sent: Sequence[NDArray[np.int64]], lengths: Sequence[NDArray[np.int64]], strategy: RLFSDP2Strategy
 ) -> StepBatch:
-    """Send rows of ``batch`` to each rank, and return the rows that come.
-
-    Args:
-        batch: This rank's rows.
-        sent: For each rank, indices of the rows that it gets.
-        lengths: For each rank, lengths of the rows that come from it.
-        strategy: Exchanges arrays between ranks.
-    """
+    """Send rows of ``batch`` to each rank, those of indices ``sent``, and return the rows that come, of ``lengths``."""
     num_rows, num_tokens = [len(part) for part in lengths], [int(part.sum()) for part in lengths]
     tokens_sent = [batch.tokens_of(rows) for rows in sent]
     return StepBatch(

@@ -277,10 +277,8 @@ def _gather_full(
 ) -> dict[str, Tensor]:
     """Return full tensors; the shards of all are gathered in one collective for each process group.
 
-    Args:
-        named: Tensors by name, sharded or not.
-        dtype: Dtype in which tensors whose rows are not sharded are gathered.
-        parts_of: Returns what this rank sends of a tensor whose rows are sharded over so many ranks.
+    ``parts_of`` returns what this rank sends of a tensor whose rows are sharded over so many ranks; others are gathered
+    in ``dtype``.
     """
     full: dict[str, Tensor] = {}
     together: dict[dist.ProcessGroup, dict[str, _Part]] = {}

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from family_trials import KEY, LENGTHS, ONE, Trial, tried
+from family_trials import KEY, LENGTHS, ONE, Trial, alone_logprobs, tried
+from hybrid_models import enlarge
 from rlplug_hybrids import PaddedTrainer
 from tiny_families import families, tiny, variants
+from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig
+from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.loading import to_empty_on
+from rlplug.rollout.hf_engine import HFRollout
+from rlplug.types import Request, SamplingParams
+from rlplug.weight_sync.hf_names import hf_views
 
 PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "llama")
 """Buffers of the whole model, options for each layer, noise that evaluation reads, and none."""
@@ -22,6 +28,8 @@ PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32", "xlstm")
 keys, and an option of an engine's chunks alone."""
 ODDLY_BUILT = ("git", "diffllama", "qwen4_exp_text")
 """A table of attentions, weights that are drawn on the CPU, and divisors in saved buffers of integers."""
+UNMASKED = ("bart", "rwkv", "llama")
+"""Positions and states that padding on the left moves, and neither."""
 
 DECODER: dict[str, Any] = {"is_decoder": True}
 """Options of a decoder of RoBERTa's kind, whose positions do not begin at 0."""
@@ -62,6 +70,25 @@ def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
     """Catches a refusal of what padded rows train, and rows that another one's tokens change."""
     trial = tried(tiny(family, **options), tmp_path)
     assert (trial.outcome, trial.trainer) == ("right", "PaddedTrainer"), trial.reason
+
+
+@pytest.mark.parametrize("family", UNMASKED)
+def test_a_short_prompt_gets_the_same_beside_a_long_one(family: str, tmp_path: Path) -> None:
+    """Catches padding of transformers' engine that positions or states read, which ends a run at its first rollout."""
+    config = tiny(family)
+    torch.manual_seed(0)
+    policy: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    enlarge(policy)
+    config.save_pretrained(tmp_path)
+    engine = HFRollout()
+    engine.start(PolicySpec(str(tmp_path), torch.float32, (1,), 0, 64), Placement(torch.device("cpu"), 0, 1))
+    engine.update_weights([list(hf_views(policy).items())], 0)
+    prompts = [torch.arange(3, 3 + length) for length in LENGTHS]
+    requests = [Request(str(index), tuple(ids.tolist()), index) for index, ids in enumerate(prompts)]
+    for ids, completion in zip(prompts, engine.generate(requests, SamplingParams(5)), strict=True):
+        with torch.no_grad():
+            alone = alone_logprobs(policy, torch.cat([ids, torch.tensor(completion.token_ids).long()]))
+        torch.testing.assert_close(torch.tensor(completion.logprobs), alone[len(ids) - 1 :], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

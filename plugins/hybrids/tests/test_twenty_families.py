@@ -12,9 +12,13 @@ from ranks import run_ranks
 from tiny_families import tiny
 from transformers import AutoModelForCausalLM
 
-MORE = ("gemma4_text", "granite", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "smollm3", "starcoder2")
-"""Beside those of ``hybrid_models.py``: options for each layer, scaled logits, windows, experts, biases."""
-PADDED = ("bloom", "llama4_text", "mamba2", "nemotron")
+MORE = (
+    *("diffllama", "gemma4_text", "granite", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen4_exp_text"),
+    *("smollm3", "starcoder2"),
+)
+"""Beside those of ``hybrid_models.py``: weights drawn on the CPU, options for each layer, scaled logits, windows,
+experts, biases, and divisors in buffers."""
+PADDED = ("bloom", "llama4_text", "mamba2", "nemotron", "xlstm")
 """Of ``PaddedTrainer``."""
 TRIED = sorted({*FAMILIES.keys() - REFUSED.keys(), *MORE, *PADDED})
 
