@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlplug_optims import CompileBlocks, FlashAttention4, GradientCheckpointing, SelectiveCheckpointing
 from rlplug_optims.shared_prefixes.comparison import compared_row, differences
-from rlplug_optims.shared_prefixes.decision import require_kernels, why_not
+from rlplug_optims.shared_prefixes.decision import own_attention, require_kernels, why_not
 from rlplug_optims.shared_prefixes.layout import Forest, PrefixLayout
 from rlplug_optims.shared_prefixes.segments import SegmentAttention
 from rlplug_optims.shared_prefixes.tile_lists import Lists, Mask
@@ -21,6 +21,7 @@ from rlplug_optims.shared_prefixes.tree import depth_first, tree_row
 from transformers import CONFIG_MAPPING
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces import ModelConfig
 from rlplug.models.attention import packed_attention
 from rlplug.models.attention.sequences import Sequences
 from rlplug.models.forward import policy_forward
@@ -331,6 +332,17 @@ def test_what_cannot_share_says_why(options, reason, monkeypatch):
     monkeypatch.setattr("rlplug_optims.shared_prefixes.decision.find_spec", lambda name: True)
     found = why_not(run(**options), SimpleNamespace(head_dim=64), on_gpu=True)
     assert found is None if reason is None else reason in found
+
+
+def test_a_model_with_an_attention_of_its_own_shares_no_prefixes(tmp_path):
+    """Catches GPT-J, which computes whole rows, so that its runs ended at the mismatch gate."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": 32}
+    for kind in ("gptj", "gpt2"):
+        CONFIG_MAPPING[kind](**sizes).save_pretrained(tmp_path / kind)
+    gptj, gpt2 = (ModelConfig(str(tmp_path / kind)) for kind in ("gptj", "gpt2"))
+    assert own_attention(run(policy=gpt2, reference=gpt2)) is None
+    assert "model.policy computes its own attention" in own_attention(run(policy=gptj))
+    assert "model.reference computes its own attention" in own_attention(run(policy=gpt2, reference=gptj))
 
 
 def test_wide_heads_share_no_prefixes_on_a_gpu():

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.errors import ConfigError
 from rlplug.models.attention import NAME as PACKED
 from rlplug.models.hf_files import read_config
+from rlplug.models.loading import empty_model
 
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
@@ -32,7 +33,7 @@ def decide(config: RunConfig, on_gpu: bool) -> RowLayout | None:
     if config.batch.group_size == 1:
         return None
     text_config = read_config(config.policy.path, "model.policy").get_text_config()
-    if reason := why_not(config, text_config, on_gpu):
+    if reason := why_not(config, text_config, on_gpu) or own_attention(config):
         rank_zero_info(f"completions of a group compute their prompt each: {reason}")
         return None
     from rlplug_optims.shared_prefixes.layout import PrefixLayout
@@ -85,6 +86,15 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
         return "its kernels need Triton, which is not installed"
     if not on_gpu and "CompileBlocks" in names:
         return "on a CPU, CompileBlocks would compile for each tree anew"
+    return None
+
+
+def own_attention(config: RunConfig) -> str | None:
+    """Return that a model computes its own attention, whatever its configuration asks for, as GPT-J's, or ``None``."""
+    trunk = None if config.critic is None else config.critic.trunk
+    for key, model in (("policy", config.policy), ("reference", config.reference), ("critic.trunk", trunk)):
+        if model is not None and empty_model(model, f"model.{key}").config._attn_implementation != PACKED:
+            return f"model.{key} computes its own attention, which knows no shared prompts"
     return None
 
 
