@@ -60,15 +60,10 @@ class PromptDataModule(LightningDataModule):
         super().__init__()
         if system_prompt is not None and chat is False:
             raise ConfigError("data.system_prompt needs a chat template, and data.chat is false: drop one of them.")
-        self.train = train
-        self.val = val
-        self.chat = chat
-        self.system_prompt = system_prompt
-        self.max_prompt_tokens = max_prompt_tokens
-        self.too_long = too_long
-        self.shuffle = shuffle
-        self.seed = seed
-        self.continue_final_message = continue_final_message
+        self.train, self.val = train, val
+        self.chat, self.system_prompt, self.continue_final_message = chat, system_prompt, continue_final_message
+        self.max_prompt_tokens, self.too_long = max_prompt_tokens, too_long
+        self.shuffle, self.seed = shuffle, seed
         check_ranges(self, "data")
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.data.rows import PromptRow, as_messages
-from rlplug.data.tokenizing import tokenize_all
+from rlplug.data.tokenizing import tokenize_all, unknown_token
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
 from rlplug.types import Prompt
+
+MOST_UNKNOWN: Final = 0.5
+"""Share of a source's tokens that may stand for characters which the tokenizer lacks."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +142,32 @@ class PromptEncoder:
         return kept
 
     def check(self, key: str, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that a reward cannot score; ``key`` is their source's.
-
-        Raises:
-            ConfigError: The message begins with the key.
-        """
+        """Raise ``ConfigError`` for prompts that policy or reward cannot read; ``key`` is their source's."""
         if prompts and not any(prompt.text.strip() for prompt in prompts):
             raise ConfigError(f"{key}: all {len(prompts):,} prompts are blank: set prompt_key to the field of texts.")
+        unknown = unknown_token(self._rules.tokenizer, self.renders_chat)
+        if unknown is not None and (lacking := [prompt for prompt in prompts if unknown in prompt.token_ids]):
+            self._check_unknown(key, unknown, lacking, prompts)
         for reward in self._rules.rewards:
             try:
                 reward.check_prompts(prompts)
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
+
+    def _check_unknown(self, key: str, unknown: int, lacking: Sequence[Prompt], prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts of which the policy could read next to nothing, and tell of others that lack something."""
+        tokenizer = self._rules.tokenizer
+        blind = [prompt for prompt in lacking if {unknown, *tokenizer.all_special_ids}.issuperset(prompt.token_ids)]
+        share = sum(each.token_ids.count(unknown) for each in lacking) / sum(len(each.token_ids) for each in prompts)
+        text = (
+            f"{key}: {len(lacking):,} of {len(prompts):,} prompts have characters that the policy's tokenizer lacks: "
+            f"{tokenizer.convert_ids_to_tokens(unknown)!r}, which stands for them, is {share:.1%} of all tokens, "
+            f"{'and all of' if blind else 'as in'} {(blind or lacking)[0].uid!r}. Leave such prompts out, or name a "
+            "model that has these characters."
+        )
+        if blind or share > MOST_UNKNOWN:
+            raise ConfigError(text)
+        rank_zero_warn(text)
 
     def limit(self) -> tuple[int, str]:
         """Return the longest allowed prompt, in tokens, and the reason for it with the key to change."""

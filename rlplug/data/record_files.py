@@ -65,14 +65,22 @@ def _parsed(text: bytes, path: Path, line: int | None = None) -> Any:
     """Return what JSON says: a whole file, or the line of that number."""
     place = str(path) if line is None else f"{path}:{line}"
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         place = f"{path}:{line or error.lineno}, column {error.colno},"
         raise ConfigError(f"{place} is not JSON: {error.msg}. Correct it.") from error
     except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}. Correct it.") from error
+        raise ConfigError(f"{place} is not JSON that can be read: {error}. Correct it.") from error
     except RecursionError as error:
         raise ConfigError(f"{place} is JSON of too many levels of brackets: take some out.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; ``ValueError`` for one with a key twice, of which Python would take the last value."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(f"the key {max(fields, key=[name for name, _ in pairs].count)!r} is there twice")
+    return fields
 
 
 def _as_object(fields: Any, where: str, rule: str) -> Mapping[str, Any]:

@@ -47,6 +47,15 @@ def tokenize_all(
     return [tuple(ids if not ids or ids[: len(prefix)] == prefix else prefix + ids) for ids in bare]
 
 
+def unknown_token(tokenizer: PreTrainedTokenizerBase, renders_chat: bool) -> int | None:
+    """Return the special token for what a tokenizer lacks; ``None`` where it has all, or templates write that token."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    token = getattr(model, "unk_token", tokenizer.unk_token)
+    is_written = renders_chat and token in (tokenizer.bos_token, tokenizer.eos_token)
+    is_special = token in tokenizer.all_special_tokens
+    return int(tokenizer.convert_tokens_to_ids(token)) if is_special and not is_written else None
+
+
 def _tokens(uids: Sequence[str], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     token_ids: list[list[int]] = []
     for start in range(0, len(texts), CHUNK):

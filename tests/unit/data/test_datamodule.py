@@ -108,6 +108,35 @@ def test_data_module_from_yaml(tmp_path):
     assert [prompt.uid for prompt in data.val_prompts] == ["chain_sum/seed=0:0", "chain_sum/seed=0:1"]
 
 
+# characters
+
+
+def lacks(*prompts: str) -> tuple[PromptDataModule, PreTrainedTokenizerFast]:
+    tokenizer = build_tokenizer()
+    tokenizer.backend_tokenizer.model.unk_token = "<|system|>"
+    return PromptDataModule(ListSource(*prompts)), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (("abcdef", "\u4f60\u597d"), "is 20.0% of all tokens, and all of 'p1'"),
+        (("a\u4f60\u597d", "b\u597d\u4f60\u4e16"), "is 55.6% of all tokens, as in 'p0'"),
+    ],
+)
+def test_prompts_that_the_policy_cannot_read_are_refused(prompts: tuple[str, ...], said: str) -> None:
+    """Alone catches a run that trains on the unknown token."""
+    data, tokenizer = lacks(*prompts)
+    assert said in setup_error(data, tokenizer=tokenizer)
+
+
+def test_some_unknown_characters_are_told() -> None:
+    data, tokenizer = lacks("abc\u4f60", "abc")
+    with pytest.warns(UserWarning, match=r"1 of 2 prompts have .* lacks: '<\|system\|>', .* is 11.1% .* as in 'p0'"):
+        set_up(data, tokenizer=tokenizer)
+    assert len(data.train_stream) == 2
+
+
 # length
 
 

@@ -111,6 +111,10 @@ def test_an_object_a_line_under_other_endings(tmp_path: Path, name: str) -> None
         ('{\n "data": []\n}', "data source path '{path}' is one JSON object over several lines"),
         ("[" * 100_000, "{path} is JSON of too many levels"),
         (b'["\xe9"]', "{path} is not JSON"),
+        (
+            '{"a": 1}\n{"b": {"a": 2, "c": 3, "a": 4}}',
+            "{path}:2 is not JSON that can be read: the key 'a' is there twice",
+        ),
     ],
 )
 def test_json_that_cannot_be_read(tmp_path: Path, text: str | bytes, message: str) -> None:
