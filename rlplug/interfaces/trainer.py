@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        self.path = os.path.expanduser(self.path)
 
     @property
     def torch_dtype(self) -> torch.dtype:

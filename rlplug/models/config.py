@@ -71,11 +71,7 @@ def _require_model_folder(path: str, key: str) -> None:
 def require_same_tokens(
     config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase, make: MakeTokenizer = auto_tokenizer
 ) -> None:
-    """Raise an error unless a model has the vocabulary of the policy's ``tokenizer``.
-
-    Raises:
-        ConfigError: The model's tokenizer maps text to other ids.
-    """
+    """Raise ``ConfigError`` unless a model has the vocabulary of the policy's ``tokenizer``."""
     if config.chat_template_kwargs:
         raise ConfigError(f"{key}.chat_template_kwargs has no effect: set model.policy.chat_template_kwargs.")
     if load_tokenizer(config, key, make).get_vocab() != tokenizer.get_vocab():

@@ -34,7 +34,7 @@ _BLOCK_BYTES: Final = 1 << 14
 def provenance(config: RunConfig, data: PromptDataModule, versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return digests and versions by section and name, as a checkpoint keeps them; prompts are read by now."""
     models = {"model.policy": config.policy, "model.reference": config.reference}
-    paths = {key: Path(model.path).expanduser() for key, model in models.items() if model is not None}
+    paths = {key: Path(model.path) for key, model in models.items() if model is not None}
     return {
         "data": {name: str(value)[:16] for name, value in flat(data.train_stream.state_dict()["fingerprint"])},
         "data.val": {name: str(value)[:16] for name, value in flat(fingerprint(data.val_prompts))},

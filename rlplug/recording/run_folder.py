@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -79,22 +80,18 @@ class RunFolder(Callback, RunObserver):
         verbose: bool = False,
         allow_changes: list[str] | None = None,
     ) -> None:
-        if dir.startswith("~"):  # of which a folder of that name would be made
-            raise ConfigError(f"run.dir is {dir!r}, where ~ stands for no folder: write ${{HOME}} in a file.")
-        self.dir = dir
-        self.samples_per_step = samples_per_step
-        self.token_samples_per_step = token_samples_per_step
-        self.token_every_n_steps = token_every_n_steps
-        self.token_log_mib = token_log_mib
+        self.dir = os.path.expanduser(dir)
+        if re.match(r"~|\w+://|.*\$\w|[“”]", self.dir):  # a folder of that name would be made
+            raise ConfigError(f"run.dir is {dir!r}: give the path of a folder; a variable in a file is ${{NAME}}.")
+        self.samples_per_step, self.token_samples_per_step = samples_per_step, token_samples_per_step
+        self.token_every_n_steps, self.token_log_mib = token_every_n_steps, token_log_mib
         check_ranges(self, "run")
         self.allow_changes = [] if allow_changes is None else allow_changes
         sections = ("data", "code", "versions", "model")
         if unknown := [key for key in self.allow_changes if key.partition(".")[0] not in sections]:
             raise ConfigError(f"run.allow_changes has {unknown[0]!r}: give data, code, versions, or keys of model.")
-        self.compile_cache = compile_cache
-        self.export_policy = export_policy
-        self.report = report
-        self.verbose = verbose
+        self.compile_cache, self.verbose = compile_cache, verbose
+        self.export_policy, self.report = export_policy, report
         self.config_yaml: str | None = None
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
@@ -166,11 +163,7 @@ class RunFolder(Callback, RunObserver):
             self._accept()
 
     def _compare(self, module: Any) -> None:
-        """Record what the numbers come from, and compare it with the checkpoint that the run resumes from. Collective.
-
-        Raises:
-            ConfigError: Something differs that cannot, or that ``allow_changes`` does not name.
-        """
+        """Record what decides the numbers; ``ConfigError`` where that may not differ from before. Collective."""
         problem = None
         if self._trainer.is_global_zero:
             self._provenance = provenance(module.config, module.data, self._record.values["versions"])
@@ -195,7 +188,7 @@ class RunFolder(Callback, RunObserver):
             names = (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS, GROUPS)
             require_readable([*(folder / name for name in names), *filter(Path.is_symlink, folder.iterdir())])
         except RunError as error:
-            return Path(), str(error)
+            return Path(), str(error) if self._resumed else f"{error} Or set run.dir to another folder."
         return folder, None
 
     def _accept(self) -> None:

@@ -31,16 +31,10 @@ class VariableText(str):
 
     reference: str
 
-    def __new__(cls, value: str, reference: str) -> VariableText:
+    def __new__(cls, value: str, reference: str = "") -> VariableText:  # of a copy, which gets it after that
         text = super().__new__(cls, value)
         text.reference = reference
         return text
-
-    def __copy__(self) -> VariableText:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> VariableText:
-        return self
 
 
 def resolve_variables(value: Any, key: str = "") -> Any:

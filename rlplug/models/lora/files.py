@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ def export_adapter(network: nn.Module, config: LoRAConfig, policy: ModelConfig, 
 def load_folder(adapters: Adapters, config: LoRAConfig) -> Effect:
     """Load what ``config.path`` holds, once its options and all its weights are found to be those of the network."""
     key = f"model.lora.path {config.path!r}"
-    folder = Path(str(config.path))
+    folder = Path(os.path.expanduser(str(config.path)))
     try:
         options = json.loads((folder / CONFIG).read_text())
         with safe_open(folder / WEIGHTS, framework="pt") as opened:

@@ -142,7 +142,13 @@ def test_a_mistake_is_named_with_its_fix(arguments: list[str], message: str) -> 
             ["--model.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: 1}, momentum: 2}"],
             "model.optimizer: options stand beside class_path: put them in a block, init_args.",
         ),
-        (["--run.dir=~/runs"], "run.dir is '~/runs', where ~ stands for no folder: write ${HOME} in a file."),
+        *(
+            (
+                [f"--run.dir={folder}"],
+                f"run.dir is '{folder}': give the path of a folder; a variable in a file is ${{NAME}}.",
+            )
+            for folder in ("~nobody-of-that-name/runs", "$HOME/runs", "s3://bucket/runs")
+        ),
     ],
 )
 def test_a_constructor_s_refusal_has_the_key(options: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pydoc
 import sys
 from collections.abc import Sequence
@@ -109,8 +110,9 @@ def _run_folder(config: dict[str, Any], checkpoint: str | None) -> Path:
     """Return the folder of the run that goes on, or a new one."""
     folder = run_dir_of(checkpoint) if checkpoint is not None else None
     if folder is None:
-        require_no_file(Path(config["run"]["dir"]), "run.dir")
-        folder = new_numbered_folder(Path(config["run"]["dir"]))
+        parent = Path(os.path.expanduser(config["run"]["dir"]))
+        require_no_file(parent, "run.dir")
+        folder = new_numbered_folder(parent)
     (folder / FOLDER).mkdir(exist_ok=True)
     return folder
 
