@@ -19,7 +19,7 @@ def explain_key(name: str) -> str | None:
     """Return what a key of another framework is here, as a sentence, or ``None`` where none has it."""
     if (why := explain_four_bits(name)) is not None:
         return why
-    found = [(command, framework, key) for command, framework, key in _owners(name)]
+    found = list(_owners(name)) or list(_named_last(name))
     if found:
         command, framework, key = found[0]
         if key.to:
@@ -32,6 +32,18 @@ def explain_key(name: str) -> str | None:
                 f"{shorten(name)} is a section of {framework.name}'s: rlplug import-config {command} FILE writes ours."
             )
     return None
+
+
+def _named_last(name: str) -> Iterator[tuple[str, Framework, Key]]:
+    """Yield the key whose last part an unknown name ends with, such as ``algorithm.adv_estimator``, if no key of ours
+    ends so; of several the one with the fewest parts."""
+    last = name.rpartition(".")[2]
+    if any(last == key.to.rpartition(".")[2] for framework in FRAMEWORKS.values() for key in framework.keys):
+        return
+    for command, framework in FRAMEWORKS.items():
+        named = sorted((key.name.count("."), key.name) for key in framework.keys if key.name.endswith(f".{last}"))
+        if named and (len(named) == 1 or named[0][0] < named[1][0]):
+            yield command, framework, framework.by_name[named[0][1]]
 
 
 def _owners(name: str) -> Iterator[tuple[str, Framework, Key]]:
