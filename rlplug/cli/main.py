@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
 _IMPORT_ENDS: Final = "ends the process while it is imported: remove that, or put it below if __name__ == '__main__'."
+_LOOK_ALIKE: Final = re.compile(r"(?<=[A-Za-z_])[\u0370-\u052f]|[\u0370-\u052f](?=[A-Za-z_])")  # Greek and Cyrillic
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
   rlplug fit --policy P --train FILE --reward R  train a model on prompts of yours
@@ -144,4 +146,5 @@ def _terminal() -> Any:
 
 
 def _visible(text: str) -> str:
+    text = _LOOK_ALIKE.sub(lambda found: ascii(found[0])[1:-1], text)
     return str(terminal.visible(text)) if (terminal := _terminal()) else text.encode("unicode_escape").decode()

@@ -56,6 +56,13 @@ _WRONG_CLASS: Final = re.compile(
 )
 _LIBRARY: Final = re.compile(r"/site-packages/(torch|lightning)/")
 """Files of which a frame says little about who needed memory."""
+_NO_CONFIG: Final = re.compile(r"Unable to load config ('[^{\[].*?')")
+_EXAMPLES: Final = {
+    "optimizer": "torch.optim.AdamW",
+    "lr_scheduler": "torch.optim.lr_scheduler.CosineAnnealingLR",
+    "logger": "lightning.pytorch.loggers.WandbLogger",
+}
+"""Classes of other libraries, by the last name of a key."""
 _ABSTRACT: Final = re.compile(r"Expected an instantiatable class, but (\S+) is abstract")
 
 MAX_LENGTH: Final = 800
@@ -160,14 +167,19 @@ def explain_value(key: str, lines: list[str]) -> str:
     if inside:
         return _explain_inside(key, inside[0], given)
     for reason in reasons:
+        if found := _NO_CONFIG.search(reason):
+            return f"{key} is {found[1]}: give a block of options. A space follows the colon of each."
         if problem := explain_wrong_class(reason):
-            return f"{key}: {problem}"
+            kind = kind_of_key(key) if _ABSTRACT.match(reason) else None
+            known = f" Or set class_path to {' or '.join(plugins().registry.names(kind))}." if kind else ""
+            return f"{key}: {problem}{known}"
         if _NO_BLOCK in reason and (found := _CLASS_PATH.search(" ".join(lines))):
             name = found[1].rpartition(".")[2]
             return f"{key}: {name} takes its options as a block under init_args: rlplug fit --{key}.help {name}"
     named = [found[1] for reason in reasons if (found := _UNKNOWN_CLASS.match(reason))]
     if named and (explained := _explain_class(key, named[0])):
-        return f"{key}: {explained} Or give an import path, package.Class."
+        example = _EXAMPLES.get(key.rpartition(".")[2], "package.Class")
+        return f"{key}: {explained} Or give an import path, such as {example}."
     for reason in reasons:
         if found := _CALLABLE.match(reason):
             if "Dict must include" in found[1]:
@@ -175,7 +187,8 @@ def explain_value(key: str, lines: list[str]) -> str:
             return f"{key}: it takes the import path of a function or class, package.Class ({found[1]})."
         if found := _GOT.match(reason):
             reasons, given = [found[1]], found[2]
-    types = [_type_words(found) for reason in reasons if (found := _EXPECTED.match(reason))]
+    others = [reason for reason in reasons if not _UNKNOWN_CLASS.match(reason)]
+    types = [_type_words(found) for reason in others if (found := _EXPECTED.match(reason))]
     if types and given is not None:
         return f"{key} is {given[:80] or 'empty'}: give {' or '.join(dict.fromkeys(types))}."
     value = "" if given is None else f" (it is {given[:80]})"

@@ -119,12 +119,17 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         assert environment is not None
         assert self.accelerator is not None
         watch_launcher()
-        self.accelerator.setup_device(self.root_device)
+        try:
+            device, port = self.root_device, environment.main_port
+        except (IndexError, ValueError) as error:
+            names = f"LOCAL_RANK is not below trainer.devices {self.num_processes}, or MASTER_PORT is no number"
+            raise ConfigError(f"{names}: start the run with rlplug launch or torchrun, or unset them.") from error
+        self.accelerator.setup_device(device)
         self.set_world_ranks()
         self.store = join_ranks(
             self._get_process_group_backend(),
             environment.main_address,
-            environment.main_port,
+            port,
             self.global_rank,
             self.world_size,
             is_one_host=self.num_nodes == 1,

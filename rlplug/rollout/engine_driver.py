@@ -83,12 +83,9 @@ class EngineDriver:
         self.engine = engine
         engine.is_stopping = agreement.is_stopping
         self.spec = policy.spec
-        self.placement = placement
-        self._policy = policy
-        self._agreement = agreement
-        self._sleeps = sleeps
-        self._offload = offload
-        self._max_restarts = max_restarts
+        self.placement, self._policy = placement, policy
+        self._agreement, self._max_restarts = agreement, max_restarts
+        self._sleeps, self._offload = sleeps, offload
         self._states = EngineStateMachine(type(engine).__name__, placement.device, note_asleep)
         self._version = NO_VERSION
         self._has_frozen = self._has_generated = False

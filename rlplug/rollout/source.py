@@ -59,8 +59,7 @@ class RolloutGenerator:
     ) -> None:
         self.driver = driver
         self.make_rules = make_rules
-        self.gather = gather
-        self.store = store
+        self.gather, self.store = gather, store
         self._tokenizer = tokenizer
         self._rules = make_rules()
         self.ranks = EngineRanks(

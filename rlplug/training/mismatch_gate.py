@@ -71,12 +71,9 @@ class MismatchGate:
         max_age: int | None = None,
         extra: Iterable[str] = (),
     ) -> None:
-        self.limit = limit
-        self._engine = engine
-        self._usual_limit = usual_limit
-        self._every_step = every_step
-        self._has_old_tokens = has_old_tokens
-        self._max_age = max_age
+        self.limit, self._usual_limit = limit, usual_limit
+        self._engine, self._every_step = engine, every_step
+        self._has_old_tokens, self._max_age = has_old_tokens, max_age
         self._extra = ", ".join(extra)
         self._history: deque[float] = deque(maxlen=HISTORY)
         self._is_high = False

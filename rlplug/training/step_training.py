@@ -29,10 +29,8 @@ class StepTraining:
         make_batch: Callable[[Sequence[Sample]], StepBatch],
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._update = update
-        self._offload = offload
-        self._make_batch = make_batch
-        self._phase = phase
+        self._update, self._offload = update, offload
+        self._make_batch, self._phase = make_batch, phase
 
     def add(self, rollout: Rollout, step: int, is_first_step: bool, awaits_groups: bool) -> None:
         """Run what can run before all groups are there, over those that ``rollout`` has gained. Collective.

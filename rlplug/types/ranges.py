@@ -31,11 +31,7 @@ class Range:
     is_open: bool = False
 
     def check(self, key: str, value: Any) -> None:
-        """Refuse a number out of the range; what is no number passes.
-
-        Raises:
-            ConfigError: The message names the key, the value and the range.
-        """
+        """Raise ``ConfigError`` for a number out of the range; what is no number passes."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
         if not (isinstance(value, int) or math.isfinite(value)):

@@ -57,11 +57,7 @@ class WeightSyncValidator:
                 raise RunError(f"weight {name!r} came to {self._engine} in FP8 without its scales in the same bucket.")
 
     def require_all(self) -> None:
-        """Raise an error unless all expected weights were received.
-
-        Raises:
-            RunError: An expected weight was not received.
-        """
+        """Raise ``RunError`` unless all expected weights were received."""
         if missing := sorted(set(self._expected) - self._received):
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")
 

@@ -32,11 +32,7 @@ def known_keys() -> Mapping[str, list[str]]:
 
 
 def check_early(arguments: Sequence[str]) -> None:
-    """Refuse a configuration file that is not there, and a key or a class that does not exist.
-
-    Raises:
-        ConfigError: The message names the file, or the key or class and the nearest one that exists.
-    """
+    """Raise ``ConfigError`` for a configuration file that is not there, and a key or a class that does not exist."""
     for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
         option, _, given = argument.partition("=")
         if option in ("-c", "--config") and (path := given or value):
@@ -50,11 +46,7 @@ def check_early(arguments: Sequence[str]) -> None:
 
 
 def require_file(path: Path) -> None:
-    """Refuse a configuration that is no plain file, as far as its folder can be read.
-
-    Raises:
-        ConfigError: It is not; the message says what it is.
-    """
+    """Raise ``ConfigError`` for a configuration that is no plain file, as far as its folder can be read."""
     if os.path.isfile(path) or not os.access(path.parent, os.X_OK):  # pathlib's raise where that may not be asked
         return
     what = "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
@@ -69,7 +61,7 @@ def _require(key: str) -> None:
             return  # a class's own options, the trainer's, or a section that another command has
         if (following := [*parts, name][depth + 1]) not in names:
             every = [f"{outer}.{inner}" for outer, inners in known_keys().items() for inner in inners]
-            raise ConfigError(unknown_key(f"{block}.{following}", every))
+            raise ConfigError(unknown_key(f"{block}.{following}" if following else key, every))
 
 
 def _require_class(key: str, value: Any) -> None:
@@ -115,4 +107,4 @@ def unknown_key(name: str, keys: Sequence[str]) -> str:
 def hint(name: str, keys: Sequence[str]) -> str:
     """Return what may be meant by a name that does not exist, as plugins know it, or by a similar one; or nothing."""
     known: str | None = plugins().hook.rlplug_explain_key(name=name)
-    return f" {known}" if known else did_you_mean(name, keys)
+    return f" {known}" if known else did_you_mean(name, [key for key in keys if not name.startswith(f"{key}.")])

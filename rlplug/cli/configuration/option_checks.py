@@ -49,7 +49,7 @@ OPTIMIZER_RANGES: Final[Mapping[str, Range]] = {
     "lr": Range(0, 10),
     "eps": Range(0, 1),
     "weight_decay": Range(0, 10),
-    "betas": Range(0, 1 - 1e-9),
+    "betas": Range(0, 0.999999),
     "momentum": Range(0, 1),
     "alpha": Range(0, 1),
     "num_steps": Range(1, 100),
@@ -75,11 +75,7 @@ FORBIDDEN_FLAGS: Final[Mapping[str, str]] = {
 
 
 def check_options(config: Namespace) -> None:
-    """Refuse a null that an option does not take, a text without end, and a number out of its range.
-
-    Raises:
-        ConfigError: The message names the key, the value and the fix.
-    """
+    """Raise ``ConfigError`` for a null that an option does not take, a text without end, a number out of its range."""
     for key, value, hint in all_options(config):
         if value is None and not _takes_null(hint):
             raise ConfigError(f"{key} is null: give a value, or remove the key for its default.")

@@ -77,6 +77,9 @@ def write_out_arguments(arguments: Sequence[str]) -> list[str]:
     rewards: list[str] = []
     rest = iter(arguments)
     for argument in rest:
+        if re.fullmatch(r"-\.?\d.*", argument) and written and written[-1].startswith("--"):
+            written[-1] += f"={argument}"  # argparse takes -1e-3 for an option
+            continue
         if argument in FLAGS:
             written += FLAGS[argument]
             continue

@@ -28,7 +28,7 @@ TRAINER_DEFAULTS: Final[Mapping[str, Any]] = {
 
 HONOURED: Final = (
     *("accelerator", "benchmark", "callbacks", "detect_anomaly", "deterministic", "devices", "enable_autolog_hparams"),
-    *("enable_progress_bar", "inference_mode", "logger", "max_time", "num_nodes", "plugins", "strategy"),
+    *("enable_progress_bar", "inference_mode", "logger", "max_time", "num_nodes", "plugins"),
 )
 """Options that do what Lightning's documentation says."""
 
@@ -53,7 +53,7 @@ def check_trainer_options(trainer: Namespace, defaults: Mapping[str, Any]) -> No
     """
     for name, value in vars(trainer).items():
         default = defaults.get(name)
-        asks_nothing = value is False and default is None
+        asks_nothing = (value is False and default is None) or (name == "strategy" and isinstance(value, Namespace))
         if name in REFUSED and value != default and not asks_nothing:
             raise ConfigError(
                 f"trainer.{name} is {shorten(value)}, which the RL loop does not follow: {REFUSED[name]}."

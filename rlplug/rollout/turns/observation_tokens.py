@@ -92,11 +92,7 @@ class ObservationTokens:
         return text
 
     def _probe(self, message: Message) -> None:
-        """Render one observation, in time.
-
-        Raises:
-            ConfigError: The chat template refuses it, or loops.
-        """
+        """Render one observation, in time; ``ConfigError`` where the chat template refuses it, or loops."""
         try:
             call_within(RENDER_S, lambda: self._rendered([message]))
         except CallError as problem:

@@ -56,11 +56,7 @@ def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int
 
 
 def check_plugins(strategy: RLFSDP2Strategy) -> None:
-    """Refuse ranks that left out different plugins, since they would call different hooks. Collective.
-
-    Raises:
-        RunError: Only some ranks have a plugin.
-    """
+    """Raise ``RunError`` where ranks left out different plugins: they would call different hooks. Collective."""
     left_out = strategy.gather([plugins().registry.left_out])
     lines = [line for each in left_out for name, line in each.items() if not all(name in other for other in left_out)]
     if lines:
@@ -68,11 +64,7 @@ def check_plugins(strategy: RLFSDP2Strategy) -> None:
 
 
 def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
-    """Refuse a machine that lacks what the engine needs, which may be a library or a GPU.
-
-    Raises:
-        ConfigError: The message names what is missing and how to get it.
-    """
+    """Raise ``ConfigError`` for a machine that lacks what the engine needs, which may be a library or a GPU."""
     config.engine.prepare(inputs.spec, Placement(strategy.root_device, strategy.global_rank, strategy.world_size))
 
 
