@@ -9,6 +9,7 @@ from typing import Any, Final
 from feature_promises import (
     LR,
     Feature,
+    as_engine,
     each,
     ended_early,
     from_first_policy,
@@ -56,7 +57,7 @@ FEATURES: Final = {
         "a mixture of experts, `router_replay`",
         ["--model.policy.path", "experts/model", "--model.policy.init", "pretrained", "--model.router_replay", "true"],
         "the trainer's logprobs are the engine's",
-        lambda rows, run: all(row["mismatch/mean"] < 1e-4 for row in rows),
+        as_engine,
         of=["model.policy"],
     ),
     # ---- what is trained ------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ FEATURES: Final = {
         "`top_k`, `temperature`",
         ["--model.sampling.top_k", "6", "--model.sampling.temperature", "0.8"],
         "the trainer's logprobs are the engine's",
-        lambda rows, run: all(row["mismatch/mean"] < 1e-4 for row in rows),
+        as_engine,
     ),
     "stop strings": Feature(
         "`sampling.stop`",
@@ -347,6 +348,7 @@ SAME_BLOCKS: Final = "both decide what the same blocks recompute. Remove one of 
 REFUSED: Final = {
     frozenset({"router replay", "asynchronous"}): NO_REPLAY,
     frozenset({"router replay", "stop when enough"}): NO_REPLAY,
+    frozenset({"router replay", "padded trainer"}): "PaddedTrainer cannot replay experts: remove it, or",
     frozenset({"chunked entropy", "fused logprobs"}): IN_CHUNKS,
     frozenset({"entropy checkpointing", "fused logprobs"}): RECOMPUTES,
     frozenset({"gradient checkpointing", "selective checkpointing"}): SAME_BLOCKS,

@@ -57,6 +57,11 @@ def trained(rows: Rows) -> Rows:
     return [row for row in rows if "policy/lr" in row]
 
 
+def as_engine(rows: Rows, run: Path) -> bool:
+    """Return whether the trainer's logprobs are the engine's, wherever a step has tokens of the newest policy."""
+    return "mismatch/mean" in rows[0] and all(row.get("mismatch/mean", 0.0) < 1e-4 for row in rows)
+
+
 def schedule(rows: Rows, run: Path) -> bool:
     """Return whether the rate of each step that trains the policy is the schedule's next one."""
     return all(abs(row["policy/lr"] - LR * (0.5 + 0.125 * step)) < 1e-9 for step, row in enumerate(trained(rows)))
