@@ -179,7 +179,8 @@ def explain_value(key: str, lines: list[str]) -> str:
     named = [found[1] for reason in reasons if (found := _UNKNOWN_CLASS.match(reason))]
     if named and (explained := _explain_class(key, named[0])):
         example = _EXAMPLES.get(key.rpartition(".")[2], "package.Class")
-        return f"{key}: {explained} Or give an import path, such as {example}."
+        give = "Give" if explained.endswith("is not a known class.") else "Or give"
+        return f"{key}: {explained} {give} an import path, such as {example}."
     for reason in reasons:
         if found := _CALLABLE.match(reason):
             if "Dict must include" in found[1]:

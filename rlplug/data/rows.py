@@ -49,10 +49,10 @@ def check_row(row: Any) -> PromptRow:
     if not isinstance(row, PromptRow) or not isinstance(row.uid, str):
         raise ConfigError(f"{brief(row)} is no PromptRow with a uid of text: correct the source.")
     if problem := json_problem(row.uid) or json_problem(row.prompt):
-        raise ConfigError(f"{encodable(row.uid)}: the prompt has {problem}.")
+        raise ConfigError(f"{encodable(row.uid)}: the prompt has {problem}. Correct it.")
     for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
         if problem := json_problem(value, is_json=False):
-            raise ConfigError(f"{row.uid}: the {name} has {problem}.")
+            raise ConfigError(f"{row.uid}: the {name} has {problem}. Correct it.")
     return replace(row, **copy.deepcopy({"prompt": row.prompt, "answer": row.answer, "metadata": dict(row.metadata)}))
 
 

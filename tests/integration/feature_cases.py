@@ -348,6 +348,7 @@ SAME_BLOCKS: Final = "both decide what the same blocks recompute. Remove one of 
 REFUSED: Final = {
     frozenset({"router replay", "asynchronous"}): NO_REPLAY,
     frozenset({"router replay", "stop when enough"}): NO_REPLAY,
+    frozenset({"padded trainer", "sequence parallelism"}): "PaddedTrainer does not support: set it to 1, or",
     frozenset({"router replay", "padded trainer"}): "PaddedTrainer cannot replay experts: remove it, or",
     frozenset({"chunked entropy", "fused logprobs"}): IN_CHUNKS,
     frozenset({"entropy checkpointing", "fused logprobs"}): RECOMPUTES,

@@ -46,7 +46,7 @@ OTHER_RANGES: Final[Mapping[str, Range]] = {
 """Range of a number whose type has none, by its key, without ``init_args``, or by the first parts of it."""
 
 OPTIMIZER_RANGES: Final[Mapping[str, Range]] = {
-    "lr": Range(0, 10),
+    "lr": Range(0, 10, is_open=True),
     "eps": Range(0, 1),
     "weight_decay": Range(0, 10),
     "betas": Range(0, 0.999999),
