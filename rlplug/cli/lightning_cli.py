@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rlplug.cli.configuration.config_files import check_config_files
 from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
 from rlplug.cli.configuration.option_checks import check_options, seed_all
-from rlplug.cli.configuration.replaced_classes import KEY_DEFAULTS
+from rlplug.cli.configuration.replaced_classes import FILES, KEY_DEFAULTS
 from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.cli.parser import RLArgumentParser
@@ -214,7 +214,7 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
         from rlplug.cli.configuration.resume import with_resume
 
         arguments = with_resume(arguments)
-    contents = check_config_files(arguments)
+    FILES[:] = contents = check_config_files(arguments)
     sys.argv[1:] = with_defaults(arguments, contents)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(

@@ -150,11 +150,7 @@ class Columns:
 
 
 def _value_of(fields: Mapping[str, Any], name: str, where: str, fix: str, is_first: bool) -> Any:
-    """Return the column of that name, or the value inside one.
-
-    Raises:
-        ConfigError: There is none; the message names what is there.
-    """
+    """Return the column of that name, or the value inside one; a ``ConfigError`` says what is there instead."""
     if name in fields:
         return fields[name]
     value: Any = fields

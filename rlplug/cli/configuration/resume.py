@@ -71,11 +71,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_checkpoint(path: str) -> None:
-    """Refuse a ``--ckpt_path`` that is no checkpoint; whether it is whole is seen when it is read.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Raise ``ConfigError`` for a ``--ckpt_path`` that is no checkpoint; its reader sees whether it is whole."""
     try:
         if (Path(path) / MANIFEST).exists() or (run_dir_of(path) and Path(path).exists()):
             return
@@ -86,10 +82,6 @@ def check_checkpoint(path: str) -> None:
 
 
 def config_of(checkpoint: str | Path) -> dict[str, Any]:
-    """Return the configuration in a checkpoint, which that of a run from Python does not have.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """Return a checkpoint's configuration, which a run from Python lacks; ``ConfigError`` where it is damaged."""
     path = Path(checkpoint) / CONFIG
     return read_config(path) if path.exists() else {}  # if it was lost, verifying finds that

@@ -176,6 +176,23 @@ def test_a_class_of_each_key_has_no_default_of_another(tmp_path: Path) -> None:
     assert not [each for chosen, way in every[: len(WAYS)] for each in leaked(chosen, way, tmp_path)]
 
 
+def test_a_default_that_a_file_wrote_is_kept(tmp_path: Path) -> None:
+    """Alone catches a written value that is lost because it is the default of the class that goes."""
+    adam = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.1, "weight_decay": 0.01}}
+    (tmp_path / "first.yaml").write_text(json.dumps({"model": {"optimizer": adam}}))
+    arguments = ["-c", str(tmp_path / "first.yaml"), "--model.optimizer", "torch.optim.SGD"]
+    found = init_args(arguments, ["model.optimizer"])["model.optimizer"]
+    assert (found["lr"], found["weight_decay"]) == (0.1, 0.01)
+
+    whole = adam["init_args"] | {
+        name: each for name, each in defaults_of(torch.optim.AdamW).items() if name != "params"
+    }
+    (tmp_path / "first.yaml").write_text(
+        json.dumps({"model": {"optimizer": adam | {"init_args": whole | {"lr": 0.1}}}})
+    )
+    assert init_args(arguments, ["model.optimizer"])["model.optimizer"]["weight_decay"] == 0
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_no_class_has_a_default_of_another(tmp_path: Path) -> None:
