@@ -120,7 +120,7 @@ class RLCheckpoint(Callback):
         return is_done
 
     def _finish_background(self, trainer: Trainer) -> None:
-        """Wait for the checkpoint that is being written, if any, and rename it; ``RunError`` if it failed. Collective."""
+        """Wait for the checkpoint that is being written, and rename it; ``RunError`` where it failed. Collective."""
         if self._unpublished is None:
             return
         assert self._writer is not None
