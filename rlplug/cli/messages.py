@@ -133,7 +133,10 @@ def _split_key(message: str) -> tuple[str | None, list[str]]:
 
 def explain_failure(error: Exception) -> tuple[str, bool]:
     """Return whose an unexpected error is, and whether its traceback is wanted: a lack of memory is nobody's bug."""
-    call, problem = failed_call(error), describe(error, with_line=True)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "callback" in frame.f_locals]
+    kinds = [type(frame.f_locals["callback"]) for frame in frames if frame.f_code.co_name == "_call_callback_hooks"]
+    given = [f"the callback {kind.__name__}" for kind in kinds if not kind.__module__.startswith("rlplug")]
+    call, problem = failed_call(error) or next(iter(given), None), describe(error, with_line=True)
     if (cause := out_of_memory(error)) is not None:
         text = " ".join(describe(cause).split()).partition(": ")[2]
         notes = getattr(error, "__notes__", ())  # they have the numbers that follow

@@ -83,11 +83,7 @@ class RLCheckpoint(Callback):
             _say(trainer, write_failure(final, final.parent.parent, error))
 
     def _save(self, trainer: Trainer, module: Any) -> None:
-        """Write the checkpoint of ``module.rollout_step``, or begin to, unless it exists. Collective.
-
-        Raises:
-            RunError: Writing failed. The previous checkpoints are complete.
-        """
+        """Write the checkpoint of this step, or begin to, unless it exists; ``RunError`` where it fails. Collective."""
         assert module.run_dir is not None
         final: Path = module.run_dir / FOLDER / f"step-{module.rollout_step:08d}"
         if trainer.strategy.broadcast(final.exists()):

@@ -52,6 +52,8 @@ def load_tokenizer(
     tokenizer: PreTrainedTokenizerBase = read(config.path, key, "tokenizer", make, path=config.path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if not isinstance(length := tokenizer.model_max_length, int | float):
+        raise ConfigError(f"{key}.path {config.path!r} has the model_max_length {length!r}: give its files a number.")
     return tokenizer
 
 
@@ -104,7 +106,9 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, stop: tup
     for owner in (text_config, read_generation_config(config.path)):
         end = getattr(owner, "eos_token_id", None)
         named += end if isinstance(end, list) else [end]
-    ends = {int(end) for end in named if end is not None}
+    ends = [end for end in named if end is not None]
+    if odd := [end for end in ends if not isinstance(end, int)]:
+        raise ConfigError(f"model.policy.path {config.path!r} has the end token {odd[0]!r}: give its files a number.")
     if not ends:
         raise ConfigError(
             f"model.policy.path {config.path!r}: neither tokenizer nor configuration names an end token, so no "
@@ -114,7 +118,7 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, stop: tup
     return PolicySpec(
         path=config.path,
         dtype=config.torch_dtype,
-        eos_token_ids=tuple(sorted(ends)),
+        eos_token_ids=tuple(sorted(set(ends))),
         pad_token_id=int(pad),
         max_context=int(getattr(text_config, "max_position_embeddings", 1 << 20)),
         vocab_size=int(text_config.vocab_size),

@@ -108,11 +108,7 @@ class AgentLoop:
         driver.finish()
 
     def _generate(self, engine: RolloutEngine) -> None:
-        """Generate in rounds until no trajectory wants more tokens.
-
-        Raises:
-            EngineFault: The engine failed; what it had completed is in the trajectories.
-        """
+        """Generate in rounds until no trajectory wants more tokens; after an ``EngineFault`` they have what came."""
         if self._environments is not None:
             self._step_environments([each for each in self.unfinished if each.awaits_answer], self._environments)
         while unfinished := self.unfinished:

@@ -29,7 +29,9 @@ LEGAL = (
     r"config: (architectures|dtype|is_(en|de)coder|end token|pad token|unknown key|use_cache|num_labels|torch_dtype).*",
     r"config: (vocabulary far larger|head of 1|layers of true|initializer_range.*|eps of 0|code of its own beside)",
     r"generation: .*",
-    r"tokenizer: (padding|truncation|no decoder|decoder of none|version of none)",
+    r"tokenizer: (padding|truncation|no decoder|decoder of none|version of none|no added tokens|unknown token of none)",
+    r"tokenizer: an id twice",  # the tokenizer writes it for one of both alone
+    r"tokenizer config: (class of none|class of its own code|end token (of null|is padding)|added token out of range)",
     r"tokenizer config: (class of text alone|longest|padding side|truncation side|clean_up|additional|add_bos).*",
     r"template: (several|last message alone|attack|random|time)",
     r"model file: (generation_config|tokenizer_config)\.json \((missing|megabytes|BOM)\)",

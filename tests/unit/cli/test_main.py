@@ -9,6 +9,9 @@ import sys
 
 import pytest
 from distributions import all_distributions
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.trainer import call
 
 from rlplug.cli.configuration.short_forms import SHORT_KEYS
 from rlplug.cli.main import main
@@ -182,6 +185,14 @@ def test_misspelled_block_is_a_usage_error(capsys):
     assert main(["plugins", "--block", "algo"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("rlplug: cannot block 'algo': no plugin has that name. Did you mean 'algos'?")
+
+
+def test_an_error_of_a_callback_names_it() -> None:
+    """Alone catches an error of a configured callback that is said to be rlplug's."""
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[LambdaCallback(on_fit_start=lambda: None)])
+    with pytest.raises(TypeError) as caught:
+        call._call_callback_hooks(trainer, "on_fit_start")
+    assert explain_failure(caught.value)[0].startswith("the callback LambdaCallback raised TypeError: ")
 
 
 def test_a_place_that_cannot_be_written_is_no_bug_of_ours() -> None:
