@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-TABLES: Final = ("wrong_inputs", "wrong_structures", "wrong_prompts", "wrong_models")
+TABLES: Final = ("wrong_inputs", "wrong_structures", "wrong_prompts", "wrong_models", "wrong_habits")
 """Modules that generate wrong runs, up to their first rollout."""
 ENDINGS: Final = ("message", "accepted", "no key", "no remedy", "raw", "long message", "traceback", "hang")
 MAX_MEMORY: Final = 12 << 30

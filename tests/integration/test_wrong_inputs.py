@@ -25,6 +25,10 @@ LEGAL = (
     r"prompts: (answer|prompt|line \d+) of .*",  # what a reward makes of an answer is its own affair
     r"prompts: (BOM|CRLF|CR|JSON BOM|CSV BOM|CSV (CR|NUL|of a long field)|capitals|one row|pretty JSON)",
     r"prompts: (without a last newline|one prompt many times|array in JSON Lines|\(sparse\))",
+    # wrong_habits: what is taken as it was meant, and variables that nothing reads
+    r"habit \w+: (optimizer without class_path|rewards is (one block|a function's path)|train is a file's name)",
+    r"habit \w+: (arabic digits|seed true|BOM and CRLF|dotted key in a block|Infinity as the answer)",
+    r"habit variable: (WORLD_SIZE=abc|LOCAL_RANK alone|TMPDIR not there)",
     # wrong_models: what a trainer of llama does not read, or what other files say too
     r"config: (architectures|dtype|is_(en|de)coder|end token|pad token|unknown key|use_cache|num_labels|torch_dtype).*",
     r"config: (vocabulary far larger|head of 1|layers of true|initializer_range.*|eps of 0|code of its own beside)",
@@ -39,7 +43,13 @@ LEGAL = (
 )
 """Expressions for faults that change nothing of a run, or of which it tells."""
 TABLE = "wrong_inputs.py"
-PARTS = {"wrong_inputs.py": 2, "wrong_structures.py": 6, "wrong_prompts.py": 2, "wrong_models.py": 2}
+PARTS = {
+    "wrong_inputs.py": 2,
+    "wrong_structures.py": 6,
+    "wrong_prompts.py": 2,
+    "wrong_models.py": 2,
+    "wrong_habits.py": 1,
+}
 """Parts of an hour or less in which a night runs each table."""
 
 

@@ -175,6 +175,16 @@ def _prompts(suffix: str, text: str | None) -> list[str]:
     return ["--train", f"prompts.{suffix}"]
 
 
+def make_place(path: Path, fault: str) -> None:
+    """Make a folder, a fifo or a link to nothing where ``fault`` says one of these."""
+    if fault == "folder":
+        path.mkdir()
+    elif fault == "fifo":
+        os.mkfifo(path)
+    elif fault == "dangling link":
+        os.symlink("/nosuch/blobs/4d7a", path)
+
+
 def _write(path: Path, text: str | None) -> None:
     path.unlink(missing_ok=True)
     os.symlink(UNREADABLE, path) if text is None else path.write_text(text)

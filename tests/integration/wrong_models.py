@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import yaml
 from wrong_command_lines import ROOT, main
-from wrong_inputs import WrongInput
+from wrong_inputs import WrongInput, make_place
 
 GOOD: Final = [{"prompt": f"{n:03}>", "answer": "".join(sorted(f"{n:03}"))} for n in range(100, 164)]
 CHAT_TEMPLATE: Final = "{% for m in messages %}{{ m['content'] }}{% endfor %}>"
@@ -212,13 +212,8 @@ def _index(fault: Any) -> list[str]:
 def _weight_place(fault: str) -> list[str]:
     arguments = model({}, "--model.policy.init", "pretrained")
     path = Path("wrong-model/model.safetensors")
-    if fault == "folder":
-        path.mkdir()
-    elif fault == "fifo":
-        os.mkfifo(path)
-    elif fault == "dangling link":
-        os.symlink("/nosuch/blobs/4d7a", path)
-    elif fault == "pickle alone":
+    make_place(path, fault)
+    if fault == "pickle alone":
         Path("wrong-model/pytorch_model.bin").write_bytes(b"\x80\x02.")
     elif fault == "adapters alone":
         Path("wrong-model/adapter_model.safetensors").write_bytes(b"")
@@ -231,13 +226,8 @@ def _model_place(file: str, fault: str) -> list[str]:
     arguments = model({})
     path = Path("wrong-model") / file
     path.unlink(missing_ok=True)
-    if fault == "folder":
-        path.mkdir()
-    elif fault == "fifo":
-        os.mkfifo(path)
-    elif fault == "dangling link":
-        os.symlink("/nosuch/blobs/4d7a", path)
-    elif fault == "UTF-16":
+    make_place(path, fault)
+    if fault == "UTF-16":
         path.write_bytes((ROOT / "tests" / "model" / file).read_text().encode("utf-16"))
     elif fault == "BOM":
         path.write_bytes(b"\xef\xbb\xbf" + (ROOT / "tests" / "model" / file).read_bytes())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wrong_command_lines import main
-from wrong_inputs import WrongInput
+from wrong_inputs import WrongInput, make_place
 from wrong_models import CHAT_TEMPLATE, GOOD, lines, model
 
 
@@ -236,13 +236,8 @@ def _prompts(suffix: str, raw: bytes) -> list[str]:
 def _place(fault: str) -> list[str]:
     """Make a place of prompts that is no plain file that can be read."""
     path = Path("prompts.jsonl")
-    if fault == "folder":
-        path.mkdir()
-    elif fault == "fifo":
-        os.mkfifo(path)
-    elif fault == "dangling link":
-        os.symlink("nosuch.jsonl", path)
-    elif fault == "loop of links":
+    make_place(path, fault)
+    if fault == "loop of links":
         os.symlink("prompts.jsonl", path)
     elif fault == "device":
         os.symlink("/dev/zero", path)
