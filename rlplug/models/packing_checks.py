@@ -31,7 +31,7 @@ WINDOW: Final = 5  # longest window of attention there, so that both sequences a
 TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of float32 is 1e-5, leaks are 0.1 and more
 LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
 CAUSES: Final = "a mask, a state, or noise that a run switches off (set router_jitter_noise to 0 in config.json)"
-REMEDY: Final = "Set model.trainer to HybridTrainer if it is a hybrid, as Qwen3.5 is; otherwise to PaddedTrainer."
+REMEDY: Final = "Set model.trainer to HybridTrainer for hybrids (Qwen3.5), else to PaddedTrainer; or mend config.json."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 CHANGES: Final = "model.optimizations, and packages of kernels, such as causal-conv1d"
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
@@ -116,6 +116,8 @@ def check_loaded(key: str, model: Any, strategy: RLFSDP2Strategy) -> None:
             output = policy_forward(model, micro_batch, SamplingParams(), "none")
         values.append(output.tokens.logprobs[-2 * LENGTH :])
         tolerance = TOLERANCE if output.hidden.dtype == torch.float32 else ROUNDING
+    if strategy.any_rank(not all(each.isfinite().all() for each in values)):
+        raise ConfigError(f"{key}: {where} computes logprobs that are not finite. Copy the model's weights again.")
     leaks, differs = ((values[0] - other).abs().mean() for other in values[1:])
     allowed = tolerance * values[2].std()  # of other neighbours, and twice as much of another length of the row
     if strategy.any_rank(not bool(torch.maximum(leaks, differs / 2) <= allowed)):

@@ -85,7 +85,7 @@ def whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[
 def incomplete(config: ModelConfig, key: str, missing: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
-        "the folder is incomplete, or its config.json belongs to another model."
+        "the folder is incomplete, or its config.json belongs to another model. Copy its files again."
     )
 
 

@@ -40,6 +40,8 @@ LEGAL = (
     r"template: (several|last message alone|attack|random|time)",
     r"model file: (generation_config|tokenizer_config)\.json \((missing|megabytes|BOM)\)",
     r"weights: (right|one more|double|all 0)",
+    r"weights: (NaN|infinity|huge)",  # refused by what they compute, after the start
+    r"config: sliding_window of (0|text)",  # which llama does not read
 )
 """Expressions for faults that change nothing of a run, or of which it tells."""
 TABLE = "wrong_inputs.py"

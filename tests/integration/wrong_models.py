@@ -249,12 +249,12 @@ def cases() -> Iterator[WrongInput]:
 
 def _of_models() -> Iterator[WrongInput]:
     for fault, change in TABLES["config"].items():
-        yield WrongInput("config", fault, "wrong-model|max_new_tokens", partial(_config, change))
+        yield WrongInput("config", fault, "wrong-model|model.policy.path|max_new_tokens", partial(_config, change))
     for fault, generation in TABLES["generation"].items():
         raw = json.dumps(generation).encode()
         yield WrongInput("generation", fault, "wrong-model", partial(model, {"generation_config.json": raw}))
     for fault, template in TABLES["template"].items():
-        yield WrongInput("template", fault, "wrong-model|template", partial(_template, template))
+        yield WrongInput("template", fault, "wrong-model|template|data.train", partial(_template, template))
     for fault, change in TABLES["tokenizer config"].items():
         yield WrongInput("tokenizer config", fault, "wrong-model", partial(_tokenizer_config, change))
     for fault, make in TOKENIZERS.items():
