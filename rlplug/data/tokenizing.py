@@ -53,7 +53,7 @@ def unknown_token(tokenizer: PreTrainedTokenizerBase, renders_chat: bool) -> int
     token = getattr(model, "unk_token", tokenizer.unk_token)
     is_written = renders_chat and token in (tokenizer.bos_token, tokenizer.eos_token)
     is_special = token in tokenizer.all_special_tokens
-    return int(tokenizer.convert_tokens_to_ids(token)) if is_special and not is_written else None
+    return tokenizer.get_vocab().get(str(token)) if is_special and not is_written else None
 
 
 def _tokens(uids: Sequence[str], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

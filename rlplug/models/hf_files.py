@@ -75,8 +75,8 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         return function(*args, **options)
     except Exception as error:  # files of wrong types raise anything
         text = str(error) if isinstance(error, OSError | ValueError | RuntimeError | ImportError) else describe(error)
-        if isinstance(error, TypeError | AttributeError) and " object " in text:  # in Python's words
-            text = "a value in its files is of another type than transformers takes"
+        if isinstance(error, TypeError | AttributeError):  # in Python's words
+            text = "a value in its files is of another type, or name, than transformers takes"
         if isinstance(error, KeyError) and error.args == (options.get("attn_implementation"),):
             text = f"its code knows no attention {error}"
         lines = text.partition("Model type should be one of")[0].strip().splitlines()  # all of transformers' follow
@@ -93,7 +93,7 @@ def read_config(path: str, key: str) -> Any:
     """Read ``config.json`` as transformers' configuration of that model."""
     check_folder(path, key)
     config = read(path, key, "configuration", pretrained, AutoConfig.from_pretrained, path)
-    if isinstance(config.get_text_config(), dict):
+    if not hasattr(config.get_text_config(), "__dict__"):
         raise ConfigError(f"{key}.path {path!r}: config.json has a text_config beside a model of text: remove it.")
     for name, value in vars(config.get_text_config()).items():
         most = MOST_LAYERS if name == "num_hidden_layers" else value

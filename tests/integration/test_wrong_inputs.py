@@ -39,9 +39,9 @@ LEGAL = (
     r"tokenizer config: (class of text alone|longest|padding side|truncation side|clean_up|additional|add_bos).*",
     r"template: (several|last message alone|attack|random|time)",
     r"model file: (generation_config|tokenizer_config)\.json \((missing|megabytes|BOM)\)",
-    r"weights: (right|one more|double|all 0)",
-    r"weights: (NaN|infinity|huge)",  # refused by what they compute, after the start
-    r"config: sliding_window of (0|text)",  # which llama does not read
+    r"weights: (right|one more|double|all 0|without a prefix)",
+    r"weights: (NaN|all NaN|infinity|huge)",  # refused by what they compute, after the start
+    r"config: (sliding_window of (0|text)|attention of none)",  # which nothing reads
 )
 """Expressions for faults that change nothing of a run, or of which it tells."""
 TABLE = "wrong_inputs.py"
