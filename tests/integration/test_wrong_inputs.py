@@ -24,6 +24,7 @@ LEGAL = (
     # wrong_prompts
     r"prompts: (answer|prompt|line \d+) of .*",  # what a reward makes of an answer is its own affair
     r"prompts: (BOM|CRLF|CR|JSON BOM|CSV BOM|CSV (CR|NUL|of a long field)|capitals|one row|pretty JSON)",
+    r"(prompts: (CSV quote inside|CSV empty name|parquet of decimals)|source: data\.train answer_key is prompt_key)",
     r"prompts: (without a last newline|one prompt many times|array in JSON Lines|\(sparse\))",
     # wrong_habits: what is taken as it was meant, and variables that nothing reads
     r"habit \w+: (optimizer without class_path|rewards is (one block|a function's path)|train is a file's name)",

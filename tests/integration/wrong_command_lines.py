@@ -34,7 +34,7 @@ RAW: Final = re.compile(
 REMEDY: Final = re.compile(
     r"\b(?i:add|change|choose|copy|correct|did you mean|drop|give|install|keep|leave|look|lower|make|mend|must be"
     r"|name|put|raise|remove|rename|run|save|set|shorten|start|takes?|use|write)\b|All keys:|Options:"
-    r"|complete configuration"
+    r"|complete configuration|needs a value, such as"
 )
 """Words that say what to do; every message has one."""
 LOADS: Final = 77
