@@ -10,7 +10,9 @@ import pytest
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.errors import ConfigError
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.plugin_manager import plugins
+from rlplug.recording.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
 FIT = ["fit", "-c", "configs/quickstart.yaml"]
@@ -212,3 +214,9 @@ def test_modules_of_the_current_folder_come_after_all_libraries(
     with pytest.raises(ConfigError):
         read_command(ConfiguredCLI, ["fit", "-c", "nowhere.yaml"])
     assert sys.path == [*former, str(tmp_path)]
+
+
+def test_a_leading_tilde_is_the_home_folder() -> None:
+    """Alone catches a folder named ``~``, or a model that is sought on the Hub by that name."""
+    home = str(Path.home())
+    assert [RunFolder("~/runs").dir, ModelConfig("~/model").path] == [f"{home}/runs", f"{home}/model"]
