@@ -35,8 +35,8 @@ def _without_defaults(parser_or_action: Any, before: Any, value: Any) -> None:
 def _given(block: Any, name: str, every: set[str]) -> Iterator[Any]:
     """Yield the options that files give a class, but where ``every`` one is there, as in a configuration of a run."""
     if isinstance(block, dict) and str(block.get("class_path")).rpartition(".")[2] == name:
-        options = block.get("init_args") or {}
-        yield from [] if every <= {*options} else [options]
+        options = block.get("init_args")
+        yield from [options] if isinstance(options, dict) and not every <= {*options} else []
     for each in block.values() if isinstance(block, dict) else block if isinstance(block, list) else ():
         yield from _given(each, name, every)
 
