@@ -32,7 +32,6 @@ TOLERANCE: Final = 1e-3  # of logits, in their standard deviation: round-off of 
 LEAKS: Final = "leaks each packed sequence into the next, first in its layer"
 CAUSES: Final = "a mask, a state, or noise that a run switches off (set router_jitter_noise to 0 in config.json)"
 REMEDY: Final = "Set model.trainer to HybridTrainer for hybrids (Qwen3.5), else to PaddedTrainer; or mend config.json."
-REMEDY: Final = "Set model.trainer to HybridTrainer for hybrids (Qwen3.5), else to PaddedTrainer; or mend config.json."
 ROUNDING: Final = 0.05  # the same in bfloat16, on average over the tokens of a loaded model
 CHANGES: Final = "model.optimizations, and packages of kernels, such as causal-conv1d"
 PERIOD: Final = 100_003  # random numbers that all weights share: a prime, so that rows of a matrix differ
