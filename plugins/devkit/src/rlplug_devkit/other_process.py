@@ -16,9 +16,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rlplug.errors import describe
+from rlplug_devkit import other_machine
 
 VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
-"""What differs there, besides the seed of hashes, the process's number, the working folder, and listings of folders."""
+"""What differs there, besides the seed of hashes, the process's number, the working folder, and the machine."""
 
 
 class Unavailable(Exception):
@@ -43,7 +44,7 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
     process.stdin.flush()
     if not select.select([process.stdout], [], [], timeout_s)[0]:
         _process.cache_clear()
-        process.kill()
+        _end(process)
         raise RuntimeError(f"no answer within {timeout_s:.0f} s")
     try:
         outcome, value = pickle.load(process.stdout)
@@ -88,32 +89,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _list_backwards() -> None:
-    """Let folders be listed in another order, as on another machine's file system."""
-    listdir, scandir = os.listdir, os.scandir
-
-    class Backwards(contextlib.ExitStack):
-        """What ``os.scandir`` returns: an iterator that is closed."""
-
-        def __init__(self, path: Any) -> None:
-            super().__init__()
-            self._entries = iter([*self.enter_context(scandir(path))][::-1])
-
-        def __iter__(self) -> Any:
-            return self._entries
-
-        def __next__(self) -> Any:
-            return next(self._entries)
-
-    os.listdir = lambda path=".": listdir(path)[::-1]  # type: ignore[assignment]
-    os.scandir = lambda path=".": Backwards(path)  # type: ignore[assignment]
-
-
 def _serve() -> None:
     """Answer jobs until the other side closes the pipe; what plugins print goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _list_backwards()
+    other_machine.imitate()
     while size := sys.stdin.buffer.read(8):
         job = sys.stdin.buffer.read(int.from_bytes(size, "big"))
         answer: tuple[str, Any]
