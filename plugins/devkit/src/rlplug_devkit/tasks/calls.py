@@ -6,12 +6,14 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import queue
 import random
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
@@ -58,6 +60,16 @@ HOSTILE: Final = {
     "other scripts": "日本語 עברית \u202eabc e\u0301 \U0001f469\u200d\U0001f680",
     "code": "__import__('os')._exit(3)",
     "markup": "[bold]</pre><script>alert(1)</script>%s{0}${x}",
+    "a digit that is no number": "\xb2",
+    "a number below all": "-1",
+    "a number above all": "99999999",
+    "zero": "0",
+    "infinity": "inf",
+    "no number": "nan",
+    "a division by zero": "1/0",
+    "JSON without what is needed": '{"name": null, "arguments": [1]}',
+    "an empty list": "[]",
+    "a tag that is never closed": "</answer><answer>",
 }
 """Texts that a policy may write, by what they are."""
 
@@ -101,11 +113,38 @@ def eager_threads() -> Iterator[None]:
 
 
 def is_same(first: Any, second: Any) -> bool:
-    """Return whether two values are equal, also where they hold arrays, whose ``==`` is no truth value."""
+    """Return whether two values are equal, also where they hold arrays, whose ``==`` is no truth value, or NaNs."""
     try:
-        return bool(first == second)
+        if first == second:
+            return True
     except ValueError:
         return repr(first) == repr(second)
+    return "nan" in (text := repr(first)) and text == repr(second)
+
+
+class OneThread:
+    """A thread that runs functions one after another."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=f"{OWN_THREADS}source", daemon=True).start()
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, or raise what it raises."""
+        future: Future[Any] = Future()
+        self._jobs.put((future, function))
+        return future.result()
+
+    def _work(self) -> None:
+        while True:
+            self._run(*self._jobs.get())
+
+    @staticmethod
+    def _run(future: Future[Any], function: Callable[[], Any]) -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - that of pytest.fail is no Exception
+            future.set_exception(error)
 
 
 class TaskChecks(Kit):

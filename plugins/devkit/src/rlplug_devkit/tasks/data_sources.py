@@ -9,11 +9,11 @@ import pytest
 
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, describe
-from rlplug_devkit.tasks.draws import DrawChecks
+from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
 from rlplug_devkit.tasks.training_prompts import KEY
 
 
-class DataSourceConformance(DrawChecks):
+class DataSourceConformance(PromptRuleChecks):
     """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
 
     def make_broken_source(self) -> PromptSource | None:
@@ -45,7 +45,7 @@ class DataSourceConformance(DrawChecks):
 
     def test_readers_leave_nothing_behind(self) -> None:
         """Also those that stop before the end."""
-        source = self.make_source()
+        source = self._source()
 
         def read_two() -> None:
             with self._guard().around("rows"):
@@ -55,7 +55,7 @@ class DataSourceConformance(DrawChecks):
 
     def test_the_process_is_left_as_it_was(self) -> None:
         """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
-        self._rows(self.make_source())
+        self._rows(self._source())
         self._require_unchanged_process("a source")
 
 

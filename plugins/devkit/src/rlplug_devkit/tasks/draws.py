@@ -38,10 +38,13 @@ class DrawChecks(TrainingPromptChecks):
     def test_draws_of_any_size_go_on_at_their_place(self) -> None:
         """A step that is refilled draws a few prompts more, and the last one of a pass may fall within a draw."""
         size = self._training_prompts().num_prompts
-        for portions in ((2, 3), *([(size - 1, 3)] if size is not None and size <= MOST_IN_A_PASS else [])):
+        has_passes = size is not None and size <= MOST_IN_A_PASS
+        for portions in ((2, 3), *([(size - 1, 3), (2 * size + 1, 3)] if has_passes else [])):
             prompts = self._training_prompts()
             found = [len(self._taken(prompts, number)) for number in portions]
-            assert found == [*portions], f"take returned {found} prompts, asked for {[*portions]}: go on in a new pass."
+            assert found == [*portions], (
+                f"take returned {found} prompts, asked for {[*portions]}: go on in a new pass, and in the one after it."
+            )
         assert self._goes_on(2, 3), (
             "after draws of 2 and of 3 training prompts a resumed run draws others: count prompts, not draws."
         )

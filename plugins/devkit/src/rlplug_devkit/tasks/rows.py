@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import pytest
 
 from rlplug.data.sources import PromptRow, PromptSource, check_row
 from rlplug.errors import ConfigError, describe
-from rlplug_devkit.tasks.calls import eager_threads, is_same, same_random_generators
+from rlplug.timeouts import Call
+from rlplug_devkit.tasks.calls import OneThread, as_list, is_same, same_random_generators
 from rlplug_devkit.tasks.refusals import RefusalChecks
-
-NUM_READERS: Final = 4
 
 
 class SourceRowChecks(RefusalChecks):
@@ -53,6 +51,29 @@ class SourceRowChecks(RefusalChecks):
         for _ in islice(made.rows(), self.most_rows):
             pass
 
+    @classmethod
+    def _own_thread(cls) -> OneThread:
+        """Return the thread in which sources are made and read: a run does both in one, its main thread."""
+        if "_thread" not in vars(cls):
+            cls._thread = OneThread()  # type: ignore[attr-defined]
+        thread: OneThread = cls._thread  # type: ignore[attr-defined]
+        return thread
+
+    def _source(self) -> PromptSource:
+        """Return a source that was made in the thread that reads it."""
+        source: PromptSource = self._own_thread().run(self.make_source)
+        return source
+
+    def _calls(self, functions: Sequence[Callable[[], Any]], read: Callable[[Any], Any] = as_list) -> list[Call]:
+        """Call one function in the thread of the sources, and several, which stand for ranks, in threads of theirs."""
+        if len(functions) != 1:
+            return super()._calls(functions, read)
+        function, read = self._watched(functions[0]), self._watched(read)
+        (call,) = super()._calls([lambda: self._own_thread().run(lambda: read(function()))], lambda value: value)
+        if call.kind == "late" and call.error:
+            del type(self)._thread  # type: ignore[attr-defined]
+        return [call]
+
     def _rows(self, source: PromptSource) -> tuple[list[PromptRow], str]:
         """Return the first rows, or what went wrong."""
         with self._guard().around("rows"):
@@ -71,13 +92,13 @@ class SourceRowChecks(RefusalChecks):
     # ---- each row -------------------------------------------------------------------------------------------------
 
     def test_rows_can_be_read(self) -> None:
-        rows, error = self._rows(self.make_source())
+        rows, error = self._rows(self._source())
         type(self)._is_late = "took longer" in error
         assert not error, f"rows() {error}"
         assert rows, "rows() yields nothing: a source has at least one row, and an empty one is a ConfigError."
 
     def test_rows_are_well_formed(self) -> None:
-        rows, error = self._rows(self.make_source())
+        rows, error = self._rows(self._source())
         if error:
             self._not_compared(f"rows() {error}")
         for row in rows:
@@ -103,7 +124,7 @@ class SourceRowChecks(RefusalChecks):
         )
 
     def test_prompts_are_texts_or_messages(self) -> None:
-        for row in self._compared(self.make_source()):
+        for row in self._compared(self._source()):
             if isinstance(row.prompt, str):
                 assert row.prompt, f"{row.uid}: the prompt is empty."
                 continue
@@ -118,11 +139,11 @@ class SourceRowChecks(RefusalChecks):
 
     def test_prompts_are_of_one_form(self) -> None:
         """A run refuses texts beside messages where ``data.chat`` does not say what to do."""
-        forms = {type(row.prompt) for row in self._compared(self.make_source())}
+        forms = {type(row.prompt) for row in self._compared(self._source())}
         assert len(forms) == 1, "some prompts are texts and some lists of messages: give all in one form."
 
     def test_uids_are_unique(self) -> None:
-        self._require_unique(row.uid for row in self._compared(self.make_source()) if isinstance(row.uid, str))
+        self._require_unique(row.uid for row in self._compared(self._source()) if isinstance(row.uid, str))
 
     def _require_unique(self, uids: Iterator[str]) -> None:
         twice = [uid for uid, count in Counter(uids).items() if count > 1]
@@ -144,13 +165,13 @@ class SourceRowChecks(RefusalChecks):
         expected = self.expected()
         if expected is None:
             pytest.skip("does not apply: expected returns None")
-        found = self._compared(self.make_source())[: len(expected)]
+        found = self._compared(self._source())[: len(expected)]
         assert is_same(found, list(expected)), f"the first rows are {found}, and expected is {list(expected)}."
 
     def test_rows_end(self) -> None:
         """All rows are read at the start, unless ``for_training`` returns rows that are not; each has its own uid."""
         self._skip_after_failure()
-        source = self.make_source()
+        source = self._source()
         uids: list[str] = []
         if type(source).for_training is not PromptSource.for_training:
             pytest.skip("does not apply: for_training is its own")
@@ -173,47 +194,44 @@ class SourceRowChecks(RefusalChecks):
 
     def test_rows_are_read_when_they_are_asked_for(self) -> None:
         """A source may have a million rows, and ``--help`` makes it."""
-        rows = self.make_source().rows()
+        rows = self._own_thread().run(lambda: self.make_source().rows())
         assert isinstance(rows, Iterator), f"rows() returned {type(rows).__name__}: yield rows, or return iter(...)."
 
     # ---- what rows depend on --------------------------------------------------------------------------------------
 
     def test_rows_repeat(self) -> None:
         """A resumed run counts rows, and every rank reads them for itself."""
-        source = self.make_source()
-        first, again, other = (self._compared(s) for s in (source, source, self.make_source()))
+        source = self._source()
+        first, again, other = (self._compared(s) for s in (source, source, self._source()))
         advice = "A resumed run, and another rank, would train on other prompts. Sort what has no order, and seed."
         assert is_same(first, again), f"the same source yields other rows the second time. {advice}"
         assert is_same(first, other), f"a second source with the same options yields other rows. {advice}"
 
     def test_another_process_reads_the_same_rows(self) -> None:
-        """Each rank is a process, in which texts have other hashes and sets another order."""
+        """Each rank is a process, with other hashes of texts, and may be on a host with other times of files."""
         self._skip_after_failure()
         here, there = self._read(), self._elsewhere("_read")
         differ = [f"{one} and {other}" for one, other in zip(here, there, strict=False) if one != other]
         assert here == there, (
             f"another process reads other rows: {differ[0] if differ else f'{len(there)} of {len(here)}'}. So would "
-            "another rank, and a resumed run: sort sets and listings of folders, and call no hash() or id()."
+            "another rank, and a resumed run: sort sets and files by their names, give open() an encoding, and call no "
+            "hash() or id()."
         )
 
     def _read(self) -> list[str]:
         """Return the first rows as texts."""
-        return [as_text(row) for row in self._compared(self.make_source())]
+        return [as_text(row) for row in self._compared(self._source())]
 
     def test_readers_do_not_share_their_place(self) -> None:
         """A run counts the rows before it draws from them, and an earlier reader may have stopped anywhere."""
         self._skip_after_failure()
-        source = self.make_source()
+        source = self._source()
         expected = self._compared(source)
         advice = "keep the place in the iterator, not in self."
         (call,) = self._calls([lambda: self._in_turn(source, len(expected))])
         if call.error:
             self._not_compared(f"two iterators of one source, read in turn: rows() {call.error}")
         assert is_same(call.value, [(row, row) for row in expected]), f"two iterators, read in turn, differ: {advice}"
-        with ThreadPoolExecutor(NUM_READERS) as threads, eager_threads():
-            found = list(threads.map(self._compared, [source] * NUM_READERS))
-        for rows in found:
-            assert is_same(rows, expected), f"beside other readers, one source yields other rows: {advice}"
 
     def _in_turn(self, source: PromptSource, num_rows: int) -> list[Any]:
         next(iter(source.rows()))  # a reader that goes no further
@@ -222,7 +240,7 @@ class SourceRowChecks(RefusalChecks):
 
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the source"):
-            self._rows(self.make_source())
+            self._rows(self._source())
 
 
 def as_text(row: PromptRow) -> str:

@@ -10,7 +10,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, describe
+from rlplug.interfaces import Reward
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.kit import check_refused
 from rlplug_devkit.models import make_tokenizer
@@ -53,7 +54,7 @@ class TrainingPromptChecks(SourceRowChecks):
         """Return makers of sources that only a training refuses, each behind what the message has to name."""
         return ()
 
-    def _training_prompts(self, seed: int = 1, shuffle: bool = True, name: str = "") -> TrainingPrompts:
+    def _training_prompts(self, seed: int | str = 1, shuffle: bool = True, name: str = "") -> TrainingPrompts:
         """Return training prompts as a run makes them; end the check where that fails."""
         prompts: TrainingPrompts = self._of_training(lambda: make_prompts(self.make_source(), seed, shuffle, name))
         return prompts
@@ -251,13 +252,21 @@ class TrainingPromptChecks(SourceRowChecks):
         return [prompt.uid for prompt in self._taken(self._training_prompts(), 2 * NUM_DRAWN)]
 
 
-def make_prompts(source: PromptSource, seed: int = 1, shuffle: bool = True, name: str = "") -> TrainingPrompts:
+def make_prompts(
+    source: PromptSource,
+    seed: int | str = 1,
+    shuffle: bool = True,
+    name: str = "",
+    rewards: Sequence[Reward] = (),
+    max_prompt_tokens: int | None = None,
+    too_long: Literal["filter", "refuse"] = "refuse",
+) -> TrainingPrompts:
     """Return a source's training prompts as a run makes them."""
     rows = source.for_training(KEY, name)
     tokenizer = make_tokenizer(100)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1)
-    encoder = PromptEncoder(rules, rows.known, None, None, None, "refuse")
+    rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1, rewards=rewards)
+    encoder = PromptEncoder(rules, rows.known, None, None, max_prompt_tokens, too_long)
     return rows.prompts(encoder, shuffle=shuffle, seed=seed)
 
 
