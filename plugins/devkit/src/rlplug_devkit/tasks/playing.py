@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from rlplug.interfaces.environment import Environment
+from rlplug.interfaces.environment import Environment, Message
 from rlplug.rollout.turns.environment_calls import ask_environment
 from rlplug.rollout.turns.step_answer import StepAnswer, read_step
 from rlplug.timeouts import CallError
@@ -141,7 +141,7 @@ class Plays(RefusalChecks):
         if error:
             return None, error, ""
         try:
-            return read_step(result, str, self.max_observation_chars), "", ""
+            return read_step(result, functools.partial(_text_after, turn), self.max_observation_chars), "", ""
         except CallError as problem:
             return None, "", str(problem)
 
@@ -152,3 +152,16 @@ class Plays(RefusalChecks):
         (call,) = self._calls([function], read=lambda returned: returned)
         verb = "" if "took longer" in call.error else "raised "
         return call.value, f"{name} {verb}{call.error}" if call.error else ""
+
+
+def _text_after(turn: str, observation: str | Sequence[Message]) -> str:
+    """Return an observation as text.
+
+    Raises:
+        CallError: It has the turn that it answers, as a message of the assistant.
+    """
+    for message in observation if not isinstance(observation, str) else ():
+        said = message["content"].strip()
+        if message["role"] == "assistant" and said and said == turn.strip():
+            raise CallError("step returned the policy's turn again, as a message: return what follows it alone")
+    return str(observation)

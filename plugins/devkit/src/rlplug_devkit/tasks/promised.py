@@ -78,11 +78,13 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     "Reward of this turn, of size 1e15 at most": ("answers_are_well_formed",),
     "Every trajectory has an object of its own, made with the ``init_args`` of the YAML file.": (
         "trajectories_do_not_see_each_other",
+        "trajectories_of_one_prompt_do_not_see_each_other",
         "trajectories_leave_nothing_behind",
     ),
     "Calls of many objects run at once, each in a thread, or on an event loop where a method is ``async``, and each": (
         "turns_are_answered_without_exceptions",
         "calls_end_by_their_deadline",
+        "a_cancelled_call_ends",
         "trajectories_do_not_see_each_other",
         "first_trajectories_at_once_are_answered_alike",
     ),
@@ -103,6 +105,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     "Return what a person should know of it; called on one object at start": ("tools_and_notes_are_readable",),
     "Text of the turn, without the end token but with all other special tokens.": (
         "any_text_is_answered",
+        "turns_that_are_costly_to_read_are_answered",
         "observations_are_bounded",
         "many_turns_are_answered",
     ),
@@ -149,10 +152,13 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
         "a_state_stays_as_it_was",
         "draws_do_not_depend_on_their_size",
         "another_process_draws_the_same_prompts",
+        "prompts_are_of_their_rows",
     ),
-    "Seed of the order.": ("the_seed_gives_the_order",),
+    "Seed of the order.": ("the_seed_gives_the_order", "a_seed_may_be_a_text"),
     "A row makes no prompt that can be trained on.": (
         "what_cannot_train_is_refused",
+        "prompts_that_are_too_long_do_not_train",
+        "prompts_that_a_reward_refuses_do_not_train",
         "rows_are_well_formed",
         "prompts_are_texts_or_messages",
         "prompts_are_of_one_form",
