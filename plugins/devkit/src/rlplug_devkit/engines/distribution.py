@@ -27,6 +27,8 @@ SAMPLINGS = [
     SamplingParams(12, top_k=5),
     SamplingParams(12, top_k=30),
     SamplingParams(12, top_k=1),
+    SamplingParams(12, top_k=1_000_000),  # more than there are tokens
+    SamplingParams(12, top_p=0.01),
     SamplingParams(12, temperature=0.7, top_p=0.8, top_k=9),
     SamplingParams(12, temperature=0.0),
 ]
@@ -145,10 +147,11 @@ class DistributionChecks(EngineChecks):
         bench.holding()
         sampling = SamplingParams(16)
         (request,) = bench.requests("repeats", [5])
-        twins = [Request(name, request.prompt_ids, request.seed) for name in ("one", "two")]
-        first, again = bench.generate(twins, sampling), bench.generate(twins[::-1], sampling)
-        self.assert_same_tokens(first, [first[1], first[0]], "one batch")
-        self.assert_same_tokens(first, again, "two calls")
+        for seed in (2**63 - 1, 0, request.seed):  # a run's seeds have 63 bits, and 0 is one
+            twins = [Request(name, request.prompt_ids, seed) for name in ("one", "two")]
+            first, again = bench.generate(twins, sampling), bench.generate(twins[::-1], sampling)
+            self.assert_same_tokens(first, [first[1], first[0]], f"one batch, with the seed {seed}")
+            self.assert_same_tokens(first, again, f"two calls, with the seed {seed}")
         bench.sync()
         self.assert_same_tokens(
             first, bench.generate(twins, sampling), "two calls with a sync of the same weights between"

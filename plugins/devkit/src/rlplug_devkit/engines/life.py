@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -123,6 +125,26 @@ class LastChecks(EngineChecks):
             [3, 20],
             "After close, start must build the engine anew: weights, caches, processes and connections.",
         )
+
+    @applies_to("restart")
+    def test_a_start_takes_what_it_is_given(self, bench: Bench) -> None:
+        """What was read of the policy of an earlier start is gone."""
+        bench.holding("ending", family=bench.family)
+        requests, sampling = bench.requests("given again", [3, 20], num_samples=10), SamplingParams(12)
+        drawn = Counter(int(token) for each in bench.generate(requests, sampling) for token in each.token_ids)
+        end = max(drawn.keys() - {*bench.spec.eos_token_ids}, key=drawn.__getitem__)
+        bench.close()
+        bench.spec = replace(bench.spec, eos_token_ids=(end,))
+        bench.start()
+        bench.sync("ending")
+        for completion in bench.generate(requests, sampling):
+            ids = completion.token_ids.tolist()
+            num_tokens = ids.index(end) + 1 if end in ids else 12
+            found, expected = (len(ids), completion.finish_reason), (num_tokens, "stop" if end in ids else "length")
+            assert found == expected, (
+                f"started again with the end token {end} alone, generate returned {ids} as "
+                f"{completion.finish_reason!r}: start must take its PolicySpec anew, and keep nothing of a former one."
+            )
 
     def test_closes_twice(self, bench: Bench) -> None:
         bench.holding("first", family=bench.family)

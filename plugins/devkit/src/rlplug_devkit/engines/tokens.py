@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -16,6 +17,8 @@ from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
 
+NUM_BEFORE_STOP = 6
+"""Times that an engine asks whether to stop before it is told to."""
 MANY = 300
 """More requests than engines run at once."""
 
@@ -129,12 +132,41 @@ class FormChecks(EngineChecks):
                 f"{len(completion.token_ids)} of 40 tokens came back as {completion.finish_reason!r} after a stop: "
                 "what is not complete has the finish reason 'abort'."
             )
+        self._assert_stops_midway(bench)
         (request,) = bench.requests("after a stop", [4])
         (whole,) = bench.generate([request], SamplingParams(5))
         assert (len(whole.token_ids), whole.finish_reason) == (5, "length"), (
             "the engine must go on as before when is_stopping() returns false again."
             f"{bench.doubt([request], [whole], SamplingParams(5))}"
         )
+
+    def _assert_stops_midway(self, bench: Bench) -> None:
+        """Fail unless a call that is told to stop later returns the tokens so far."""
+        engine, sampling = bench.running(), SamplingParams(40)
+        requests = bench.requests("stopped midway", [3, 9])
+        expected = bench.generate(requests, sampling)
+        asked = itertools.count()
+        engine.is_stopping = lambda: next(asked) >= NUM_BEFORE_STOP
+        try:
+            completions = bench.generate(requests, sampling)
+        finally:
+            del engine.is_stopping
+        for whole, part in zip(expected, completions, strict=True):
+            num_tokens = len(part.token_ids)
+            advice = "what is not complete has the tokens so far, their logprobs, and the finish reason 'abort'."
+            assert part.finish_reason == ("length" if num_tokens == 40 else "abort"), (
+                f"{num_tokens} of 40 tokens came back as {part.finish_reason!r} after a stop midway: {advice}"
+            )
+            assert len(part.logprobs) == num_tokens, f"{len(part.logprobs)} logprobs of {num_tokens} tokens: {advice}"
+            is_same = part.token_ids.tolist() == whole.token_ids[:num_tokens].tolist()
+            assert is_same or not self.seed_is_exact, (
+                f"stopped midway, a request gave {part.token_ids.tolist()}, and {whole.token_ids.tolist()} when it was "
+                f"not stopped: {advice}"
+            )
+        if bench.capabilities.logprobs:
+            kept = [pair for pair in zip(requests, completions, strict=True) if len(pair[1].token_ids)]
+            if kept:
+                bench.assert_logprobs([r for r, _ in kept], [c for _, c in kept], sampling, "A stop changes no token.")
 
 
 class StopChecks(EngineChecks):

@@ -13,7 +13,7 @@ from rlplug.interfaces.weight_sync import Bucket
 from rlplug.types import SamplingParams
 from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
-from rlplug_devkit.engines.bench import ADAPTERS, Bench, Variant, requests_for
+from rlplug_devkit.engines.bench import ADAPTERS, GREEDY, Bench, Variant, requests_for
 from rlplug_devkit.models import Family
 
 ALL_ARRIVE = (
@@ -82,8 +82,19 @@ class WeightChecks(RefusalChecks):
     def test_sync_of_the_same_version_is_taken(self, bench: Bench) -> None:
         """The core sends a version again after a restart, and its weights may differ after a resume."""
         bench.holding("first")
+        advice = "A version says nothing of what the engine holds, nor of what it has answered before."
+        bench.assert_holds("first", "same version", [2, 30], advice)
         bench.sync("changed", version=bench.version)
-        bench.assert_holds("changed", "same version", [2, 30], "A version says nothing of what the engine holds.")
+        bench.assert_holds("changed", "same version", [2, 30], advice)
+
+    def test_sync_of_a_lower_version_is_taken(self, bench: Bench) -> None:
+        """A run that goes back to a checkpoint counts on from there."""
+        bench.holding("first")
+        highest = bench.version
+        bench.sync("changed", version=0)
+        bench.assert_holds("changed", "lower version", [2, 30], "Take every sync, also one of a lower version.")
+        versions = {c.policy_version for c in bench.generate(bench.requests("lower", [3]), GREEDY)}
+        assert versions == {0}, f"completions carry {versions} after a sync of version 0, which came after {highest}."
 
     def test_sync_is_complete_when_it_returns(self, bench: Bench) -> None:
         bench.holding("first")
