@@ -8,6 +8,7 @@ import broken_sources
 import careless_tasks
 import hasty_tasks
 import likely_tasks
+import published_tasks
 import simple_environments
 import simple_rewards
 import simple_sources
@@ -46,7 +47,7 @@ SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        modules = (MORE[kind], careless_tasks, hasty_tasks, likely_tasks, SIMPLE[kind])
+        modules = (MORE[kind], careless_tasks, hasty_tasks, likely_tasks, published_tasks, SIMPLE[kind])
         part = next(vars(module)[name] for module in modules if hasattr(module, name))
         settings = {kind: part, "defaults": getattr(part, "DEFAULTS", {})}
         settings |= {"deadline_s": DEADLINES[name]} if name in DEADLINES else {}

@@ -21,6 +21,7 @@ import broken_sources
 import careless_tasks
 import hasty_tasks
 import likely_tasks
+import published_tasks
 import pytest
 import torch
 import unusual_tasks
@@ -84,7 +85,7 @@ CAUGHT_BY = {
 """For each kind: its mistakes, and the checks that find each."""
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
     CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind] | hasty_tasks.CAUGHT_BY[kind]
-    CAUGHT_BY[kind] |= likely_tasks.CAUGHT_BY[kind]
+    CAUGHT_BY[kind] |= likely_tasks.CAUGHT_BY[kind] | published_tasks.CAUGHT_BY.get(kind, {})
 
 BY_ORDER = {"RemembersTurns": {"test_another_process_has_the_same_answers"}}
 """Checks that catch a mistake in place of the table's, where the threads of another process begin with another task."""

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
 from rlplug.interfaces.memory import EngineMemory
 from rlplug.types import Completion, Request, SamplingParams
 
-CLAIMS, PROCESS, STREAM = "claims, refusals and plans", "the trainer's process", "streaming"
+CLAIMS, PROCESS = "claims, refusals and plans", "the trainer's process"
 PLAN = "test_memory_plan_says_something"
 STATE = "test_process_is_left_as_it_was"
 
@@ -132,6 +131,26 @@ class ClaimsUpdatesInFlight(Capable):
     def update_weights(self, buckets, version):
         self.abort(list(self._unfinished))
         return super().update_weights(buckets, version)
+
+
+@fault(CLAIMS, "test_a_stopped_call_answers_every_request")
+class LosesLogprobsWhenStopped(Plain):
+    """Returns the tokens so far when it is stopped midway, and zeros for their logprobs."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        return [
+            dataclasses.replace(c, logprobs=0 * c.logprobs) if c.finish_reason == "abort" else c
+            for c in super().generate(requests, sampling)
+        ]
+
+
+@fault(CLAIMS, "test_a_start_takes_what_it_is_given")
+class KeepsItsFirstEndTokens(Plain):
+    """Starts again with the end tokens of its first start."""
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        self._ends = self.__dict__.get("_ends", policy.eos_token_ids)
+        super().start(dataclasses.replace(policy, eos_token_ids=self._ends), placement)
 
 
 @fault(CLAIMS, "test_a_stopped_call_answers_every_request")
@@ -321,54 +340,6 @@ class ClosesOnlyWhatRuns(Plain):
         super().close()
 
 
-@fault(STREAM, "test_streamed_requests_keep_their_own_sampling")
-class StreamsWithTheNewestSampling(Capable):
-    """Samples all running requests as the newest was asked for."""
-
-    def submit(self, requests, sampling):
-        self._newest = sampling
-        super().submit(requests, sampling)
-
-    def _run(self, request, sampling):
-        import time
-
-        time.sleep(0.1)
-        newest = dataclasses.replace(self._newest, max_new_tokens=sampling.max_new_tokens)
-        super()._run(request, newest)
-
-
-@fault(STREAM, "test_streamed_requests_keep_their_own_limits")
-class StreamsWithoutLimitsOfRequests(Capable):
-    """Ignores limits of single requests when it streams."""
-
-    def submit(self, requests, sampling):
-        super().submit([dataclasses.replace(r, max_new_tokens=None) for r in requests], sampling)
-
-
-@fault(STREAM, "test_submitted_requests_come_back_once")
-class StreamsTheFirstVersion(Capable):
-    """Stamps streamed completions with version 1."""
-
-    def collect(self, timeout_s):
-        return [dataclasses.replace(c, policy_version=1) for c in super().collect(timeout_s)]
-
-
-@fault(STREAM, "test_prompt_beyond_the_context_is_refused_when_it_is_submitted")
-class SwallowsLongPrompts(Capable):
-    """Loses submitted prompts that are beyond the context."""
-
-    def submit(self, requests, sampling):
-        super().submit([r for r in requests if len(r.prompt_ids) < self._policy.max_context], sampling)
-
-
-@fault(STREAM, "test_abort_returns_what_there_is")
-class AbortsEverything(Capable):
-    """Aborts all requests when one is to be aborted."""
-
-    def abort(self, request_ids):
-        super().abort(list(self._unfinished))
-
-
 @fault(CLAIMS, "test_what_it_gets_is_left_as_it_was")
 class TakesItsOptionsOut(Plain):
     """Takes its own options out of the sampling that it was passed, and later calls lack them."""
@@ -376,27 +347,3 @@ class TakesItsOptionsOut(Plain):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         own = {name: sampling.extra.pop(name) for name in sampling.extra.keys() & {"min_p"}}
         return super().generate(requests, dataclasses.replace(sampling, extra=own))
-
-
-@fault(STREAM, "test_abort_returns_what_waits_too")
-class ForgetsWhatWaits(Capable):
-    """Loses aborted requests that have not begun."""
-
-    def _run(self, request: Request, sampling: SamplingParams) -> None:
-        if request.request_id in self._aborted.request_ids:
-            with self._lock:
-                self._unfinished.discard(request.request_id)
-        else:
-            super()._run(request, sampling)
-
-
-@fault(STREAM, "test_collect_returns_what_is_ready_at_once")
-class CollectsUntilItsTimeIsOver(Capable):
-    """Collects until the time limit is over, also when something is ready."""
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        ends_at = time.monotonic() + timeout_s
-        found: list[Completion] = []
-        while time.monotonic() < ends_at:
-            found += super().collect(min(0.05, timeout_s))
-        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from itertools import pairwise
 
 import numpy
@@ -203,6 +204,15 @@ class DegradesLate(EditsLogits):
         return scores if generated.shape[1] < 30 else scores + 0.5 * noise
 
 
+@fault(DRAWN, "test_logprobs_are_of_the_sampled_distribution")
+class NeedsATopKOfTheVocabulary(Plain):
+    """Fails where top-k keeps more tokens than there are."""
+
+    def generate(self, requests, sampling):
+        assert sampling.top_k <= self._model.config.vocab_size
+        return super().generate(requests, sampling)
+
+
 @fault(SEEDS, "test_tokens_follow_the_distribution")
 class Takes8BitsOfSeeds(Plain):
     """Drops all but eight bits of seeds."""
@@ -225,6 +235,15 @@ class TakesTheUpperBitsOfSeeds(Plain):
 
     def generate(self, requests, sampling):
         return super().generate([dataclasses.replace(r, seed=r.seed >> 20) for r in requests], sampling)
+
+
+@fault(SEEDS, "test_equal_seeds_repeat")
+class TakesZeroForNoSeed(Plain):
+    """Draws by chance where the seed is 0."""
+
+    def generate(self, requests, sampling):
+        changed = [dataclasses.replace(r, seed=r.seed or secrets.randbits(62)) for r in requests]
+        return super().generate(changed, sampling)
 
 
 @fault(SEEDS, "test_equal_seeds_repeat")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from engine_faults.faults import Capable, Plain, fault
 from rlplug.interfaces import Bucket, SyncReport
+from rlplug.types import Completion, Request, SamplingParams
 
 SYNC, MEMORY = "weight sync", "memory"
 SMALL = "test_a_small_update_arrives"
@@ -208,6 +210,31 @@ class RefusesAVersionItHas(Plain):
             tensors = [tensor for bucket in buckets for _, tensor in bucket]
             return SyncReport(sum(t.nbytes for t in tensors), 1, len(tensors), 1e-4, version)
         return super().update_weights(buckets, version)
+
+
+@fault(SYNC, "test_sync_of_a_lower_version_is_taken")
+class IgnoresLowerVersions(Plain):
+    """Skips a sync whose version is below its own, as after going back to a checkpoint."""
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        if version >= (self._version or 0):
+            return super().update_weights(buckets, version)
+        tensors = [tensor for bucket in buckets for _, tensor in bucket]
+        return SyncReport(sum(t.nbytes for t in tensors), 1, len(tensors), 1e-4, version)
+
+
+@fault(SYNC, "test_sync_of_the_same_version_is_taken")
+class KeepsAnswersByVersion(Plain):
+    """Returns completions that it has for a prompt, a seed and a version."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        kept = self.__dict__.setdefault("_kept", {})
+        if sampling.extra or self.is_stopping():
+            return super().generate(requests, sampling)
+        keys = [(r.prompt_ids, r.seed, r.limit(sampling), hash(sampling), self._version) for r in requests]
+        new = [(key, request) for key, request in zip(keys, requests, strict=True) if key not in kept]
+        kept |= zip([key for key, _ in new], super().generate([r for _, r in new], sampling), strict=True)
+        return [dataclasses.replace(kept[k], request_id=r.request_id) for k, r in zip(keys, requests, strict=True)]
 
 
 @fault(SYNC, "test_unknown_name_is_refused")

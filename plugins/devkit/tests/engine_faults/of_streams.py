@@ -1,0 +1,81 @@
+"""Faults of engines that stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from engine_faults.faults import Capable, fault
+from rlplug.types import Completion, Request, SamplingParams
+
+STREAM = "streaming"
+
+
+@fault(STREAM, "test_streamed_requests_keep_their_own_sampling")
+class StreamsWithTheNewestSampling(Capable):
+    """Samples all running requests as the newest was asked for."""
+
+    def submit(self, requests, sampling):
+        self._newest = sampling
+        super().submit(requests, sampling)
+
+    def _run(self, request, sampling):
+        time.sleep(0.1)
+        newest = dataclasses.replace(self._newest, max_new_tokens=sampling.max_new_tokens)
+        super()._run(request, newest)
+
+
+@fault(STREAM, "test_streamed_requests_keep_their_own_limits")
+class StreamsWithoutLimitsOfRequests(Capable):
+    """Ignores limits of single requests when it streams."""
+
+    def submit(self, requests, sampling):
+        super().submit([dataclasses.replace(r, max_new_tokens=None) for r in requests], sampling)
+
+
+@fault(STREAM, "test_submitted_requests_come_back_once")
+class StreamsTheFirstVersion(Capable):
+    """Stamps streamed completions with version 1."""
+
+    def collect(self, timeout_s):
+        return [dataclasses.replace(c, policy_version=1) for c in super().collect(timeout_s)]
+
+
+@fault(STREAM, "test_prompt_beyond_the_context_is_refused_when_it_is_submitted")
+class SwallowsLongPrompts(Capable):
+    """Loses submitted prompts that are beyond the context."""
+
+    def submit(self, requests, sampling):
+        super().submit([r for r in requests if len(r.prompt_ids) < self._policy.max_context], sampling)
+
+
+@fault(STREAM, "test_abort_returns_what_there_is")
+class AbortsEverything(Capable):
+    """Aborts all requests when one is to be aborted."""
+
+    def abort(self, request_ids):
+        super().abort(list(self._unfinished))
+
+
+@fault(STREAM, "test_abort_returns_what_waits_too")
+class ForgetsWhatWaits(Capable):
+    """Loses aborted requests that have not begun."""
+
+    def _run(self, request: Request, sampling: SamplingParams) -> None:
+        if request.request_id in self._aborted.request_ids:
+            with self._lock:
+                self._unfinished.discard(request.request_id)
+        else:
+            super()._run(request, sampling)
+
+
+@fault(STREAM, "test_collect_returns_what_is_ready_at_once")
+class CollectsUntilItsTimeIsOver(Capable):
+    """Collects until the time limit is over, also when something is ready."""
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        ends_at = time.monotonic() + timeout_s
+        found: list[Completion] = []
+        while time.monotonic() < ends_at:
+            found += super().collect(min(0.05, timeout_s))
+        return found
