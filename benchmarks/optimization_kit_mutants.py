@@ -11,26 +11,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 from unittest import mock
 
-import pytest
 import torch
 from rlplug_devkit import OptimizationConformance
-from rlplug_devkit.claims import NOT_COMPARED
 from rlplug_devkit.optimizations import ranks
 from rlplug_devkit.optimizations.bench import MESHES, OptimizationBench
 from rlplug_devkit.trainers.cases import TINY_MODELS, Case, write_model
 from rlplug_devkit.trainers.ranks import make_strategy
 
 from benchmarks.algorithm_kit_mutants import is_of_a_message
+from benchmarks.mutant_checks import first_failure
 from benchmarks.task_kit_checks import Subject
 from benchmarks.task_kit_mutants import main
 from rlplug.interfaces.memory import ActivationTraits
@@ -84,41 +82,11 @@ class Laboratory:
                 with mock.patch.object(ranks, "PROBES", probes):
                     found = self.measure(checks().make_optimizations()[name])
                 bench._outcomes[MODEL, MESH] = {**self.plain, name: found}
-                failed = _failed_check(checks, bench, name)
+                given = {"bench": bench, "model": MODEL, "mesh": MESH, "variant": name}
+                failed = first_failure(checks, given, never=NEVER, ignored=NotMeasured)
                 if failed:
                     return failed
         return None
-
-
-def _failed_check(checks: Any, bench: Bench, variant: str) -> str | None:
-    for name in _methods(checks):
-        check = getattr(checks(), name)
-        for arguments in _arguments(check, {"bench": bench, "model": MODEL, "mesh": MESH, "variant": variant}):
-            try:
-                check(**arguments)
-            except NotMeasured:
-                continue
-            except pytest.skip.Exception as skip:
-                if str(skip).startswith(NOT_COMPARED):  # nothing has failed before, so nothing excuses it
-                    return name
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - each kills the mutant
-                return name
-    return None
-
-
-def _methods(checks: Any) -> list[str]:
-    found: dict[str, None] = {}
-    for base in reversed(checks.__mro__):
-        found |= dict.fromkeys(name for name in vars(base) if name.startswith("test_") and name not in NEVER)
-    return list(found)
-
-
-def _arguments(check: Callable[..., None], given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each call of a check: what is given, and each value of its parameters."""
-    wanted = {name: given[name] for name in inspect.signature(check).parameters if name in given}
-    marks = [mark for mark in getattr(check, "pytestmark", []) if mark.name == "parametrize"]
-    for values in itertools.product(*(mark.args[1] for mark in marks)):
-        yield wanted | {mark.args[0]: value for mark, value in zip(marks, values, strict=True)}
 
 
 # ---- subjects -----------------------------------------------------------------------------------------------------

@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-from rlplug_devkit.tasks.calls import HOSTILE
-
+from benchmarks.mutant_checks import first_failure
 from benchmarks.task_kit_checks import Subject
 from benchmarks.task_kit_subjects import SUBJECTS
 
@@ -182,40 +180,22 @@ def _is_table(node: ast.stmt, names: tuple[str, ...]) -> bool:
     return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names
 
 
-def killed_by(checks: type) -> str | None:
-    """Return the first check that fails, or ``None``."""
-    methods: dict[str, None] = {}
-    for base in reversed(checks.__mro__):
-        methods |= dict.fromkeys(name for name in vars(base) if name.startswith("test_"))
-    excused: Mapping[str, str] = checks.excused  # type: ignore[attr-defined]
-    for name in [each for each in methods if each not in excused]:
-        arguments = list(HOSTILE) if name.startswith("test_any_text") else [None]
-        for argument in arguments:
-            try:
-                getattr(checks(), name)(*([] if argument is None else [argument]))
-            except pytest.skip.Exception:
-                continue
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - each kills the mutant
-                return name
-    return None
-
-
 Killer = Callable[[Any], str | None]
 """Returns the first check of a test class that fails, or ``None``."""
 
 
-def _killer(subject: Subject, site: Site, first_failure: Killer) -> str | None:
+def _killer(subject: Subject, site: Site, killer: Killer) -> str | None:
     try:
         checks = subject.checks(build(subject, site))
     except Exception as error:  # noqa: BLE001 - the change broke the class itself
         return f"its import: {type(error).__name__}"
-    return first_failure(checks)
+    return killer(checks)
 
 
 def main(
     about: str | None,
     subjects_of: Mapping[str, Sequence[Subject]],
-    first_failure: Killer,
+    killed_by: Killer,
     is_drawn: Callable[[Site], bool] = lambda site: True,
 ) -> None:
     """Draw mutants of one kind of subjects as the command line says, run the kit on each, and print what it killed."""
@@ -229,7 +209,7 @@ def main(
     options = parser.parse_args()
     subjects: dict[Site, list[Subject]] = {}
     for subject in subjects_of[options.kind]:
-        found = first_failure(subject.checks(build(subject, None)))
+        found = killed_by(subject.checks(build(subject, None)))
         assert found is None, f"{subject.name}: the kit refuses it without a change: {found}"
         for site in sites(subject):
             subjects.setdefault(site, []).append(subject)
@@ -241,7 +221,7 @@ def main(
         drawn = [site for site in drawn if str(site) in survivors]
     results, began = [], time.monotonic()
     for site in drawn[: options.most]:
-        killers = (_killer(subject, site, first_failure) for subject in subjects[site])
+        killers = (_killer(subject, site, killed_by) for subject in subjects[site])
         killer = next(filter(None, killers), None)
         results.append({"mutant": str(site), "killed_by": killer})
         print(f"{'killed by ' + killer if killer else 'SURVIVED'}: {site}", file=sys.stderr, flush=True)
@@ -255,4 +235,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(__doc__, SUBJECTS, killed_by)
+    main(__doc__, SUBJECTS, first_failure)
