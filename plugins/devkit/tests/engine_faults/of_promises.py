@@ -347,3 +347,11 @@ class TakesItsOptionsOut(Plain):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         own = {name: sampling.extra.pop(name) for name in sampling.extra.keys() & {"min_p"}}
         return super().generate(requests, dataclasses.replace(sampling, extra=own))
+
+
+@fault(CLAIMS, "test_options_of_its_own_have_an_effect")
+class IgnoresItsOptions(Plain):
+    """Names options of its own sampling, and leaves them out."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        return super().generate(requests, dataclasses.replace(sampling, extra={}))

@@ -37,3 +37,14 @@ class GivenChecks(EngineChecks):
             bench.generate(given, sampling)
             assert given == requests, "generate changed its list of requests: copy it."
             assert sampling == before, f"generate changed the sampling {before} to {sampling}: copy its options."
+
+    def test_options_of_its_own_have_an_effect(self, bench: Bench) -> None:
+        """A user who writes one under ``sampling.extra`` trains on what it says."""
+        engine, requests = bench.holding(), bench.requests("own options", [4, 11, 30], num_samples=4)
+        plain = bench.generate(requests, SamplingParams(12))
+        for name, value in self.sampling_extra.items():
+            if name in engine.sampling_extra:
+                assert bench.generate(requests, SamplingParams(12, extra={name: value})) != plain, (
+                    f"with sampling.extra: {{{name}: {value}}}, generate returns what it returns without: pass on what "
+                    "sampling_extra names, or do not name it."
+                )
