@@ -38,8 +38,8 @@ class DrawChecks(TrainingPromptChecks):
     def test_draws_of_any_size_go_on_at_their_place(self) -> None:
         """A step that is refilled draws a few prompts more, and the last one of a pass may fall within a draw."""
         size = self._training_prompts().num_prompts
-        has_passes = size is not None and size <= MOST_IN_A_PASS
-        for portions in ((2, 3), *([(size - 1, 3), (2 * size + 1, 3)] if has_passes else [])):
+        passes = [(size - 1, 3), (2 * size + 1, 3)] if size is not None and size <= MOST_IN_A_PASS else []
+        for portions in ((2, 3), *passes):
             prompts = self._training_prompts()
             found = [len(self._taken(prompts, number)) for number in portions]
             assert found == [*portions], (

@@ -10,7 +10,7 @@ import pytest
 from rlplug.data.prompt_stream import TrainingPrompts
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Reward
-from rlplug.types import Prompt, Sample
+from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.draws import MOST_IN_A_PASS, DrawChecks
 from rlplug_devkit.tasks.training_prompts import NUM_DRAWN, make_prompts
@@ -86,5 +86,5 @@ class _RefusesAll(Reward):
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         raise ConfigError(f"{len(prompts)} prompts cannot be scored: give others.")
 
-    def score(self, samples: Sequence[Sample]) -> list[float]:
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         return [0.0] * len(samples)
