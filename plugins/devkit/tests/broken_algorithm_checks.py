@@ -10,13 +10,14 @@ import broken_claims
 import broken_equations
 import broken_losses
 import broken_repeats
+import drawn_algorithms
 import unusual_algorithms
 from broken_algorithms import AlgorithmTests
 from test_algorithm_sabotage import CAUGHT_BY, MISSED, UNUSUAL
 
 MODULES = (
     *(broken_advantages, broken_losses, broken_claims, broken_repeats, broken_equations),
-    *(unusual_algorithms, broken_algorithms),
+    *(drawn_algorithms, unusual_algorithms, broken_algorithms),
 )
 SETTINGS: dict[str, dict[str, Any]] = {
     "AddsTheDistanceToRewards": {"zero_advantages": "never"},

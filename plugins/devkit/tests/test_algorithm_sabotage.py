@@ -113,6 +113,8 @@ CAUGHT_BY = {
     "LogsEverything": "test_the_process_is_left_as_it_was",
     "HalvesItsAdvantages": "test_worked_examples_come_out",
     "TakesAnyScale": "test_options_are_taken_or_refused",
+    "MeasuresStalenessInTheMicroBatch": "test_micro_batches_add_up",
+    "SkipsWhatTeachesNothing": "test_every_loss_reaches_its_model",
 }
 """Each mistake, and the check that was written for it."""
 MISSED = ("NeedsALossEachStep",)
@@ -123,7 +125,7 @@ CAUGHT_ALONE = (
     *("LogsEverything", "HalvesItsAdvantages", "TakesAnyScale", "RoundsAdvantages"),
 )
 """Mistakes that come through when their check is switched off."""
-UNUSUAL = ("Streamed", *unusual_algorithms.__all__)
+UNUSUAL = ("Streamed", "WeighsByLength", *unusual_algorithms.__all__)
 """Correct ones that look different."""
 
 

@@ -12,7 +12,16 @@ import torch
 from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Denominators, LossOutput
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
-from rlplug_devkit.algorithms.passes import Learned, Step, difference, is_close, learn, learn_micro_batch
+from rlplug_devkit.algorithms.passes import (
+    Learned,
+    Step,
+    difference,
+    is_close,
+    learn,
+    learn_micro_batch,
+    outputs_of,
+    unreached,
+)
 from rlplug_devkit.algorithms.steps import Row, make_row
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
@@ -33,13 +42,8 @@ class LossChecks(AlgorithmChecks):
     def _outputs(self) -> dict[str, LossOutput]:
         """Return what the losses return of a step as one micro-batch, by the names of their methods."""
         step = self._step(self._rows())
-        needs, micro_batch = step.algorithm.needs, step.batch.tokens
         leaves = {name: leaf.requires_grad_() for name, leaf in step.trained_leaves.items()}
-        entropy = leaves["entropy"] if needs.entropy_gradient else leaves["entropy"].detach()
-        outputs = {"loss": step.algorithm.loss(micro_batch, leaves["logprobs"], entropy, step.denominators)}
-        if needs.critic:
-            outputs["value_loss"] = step.algorithm.value_loss(micro_batch, leaves["values"], step.denominators)
-        return outputs
+        return outputs_of(step.algorithm, step.batch.tokens, leaves, step.denominators)
 
     def test_losses_can_be_computed(self) -> None:
         try:
@@ -125,6 +129,27 @@ class LossChecks(AlgorithmChecks):
         numbers = {"the loss": float(learned.loss), **learned.metrics}
         wrong = {name: value for name, value in numbers.items() if value != 0}
         assert not wrong, f"a micro-batch of which no token trains adds {wrong}: each must be 0."
+
+    def test_every_loss_reaches_its_model(self) -> None:
+        """Also where nothing is to be learned: a backward pass gathers weights, for which all ranks wait."""
+        step = self._step(self._rows())
+        kept, nothing = step.batch.tokens, torch.zeros(int(step.batch.num_tokens.sum()), dtype=torch.bool)
+        cases = {
+            "whose advantages are all 0": (kept.replace(advantages=torch.zeros(len(nothing))), step.trained_leaves),
+            "of which no token trains": (
+                step.batch.replace(response_mask=nothing).tokens,
+                {name: torch.zeros(0) for name in step.leaves},
+            ),
+        }
+        for what, (micro_batch, leaves) in cases.items():
+            try:
+                cut = unreached(step.algorithm, micro_batch, leaves, step.denominators)
+            except Exception:  # noqa: BLE001 - a check of its own
+                pytest.skip(NOT_COMPARED)
+            assert not cut, (
+                f"{cut} of a micro-batch {what} does not depend on the model: return sums over its tokens in any case, "
+                "and no constant, for which no backward pass would run on this rank."
+            )
 
     def test_gradients_are_finite_at_extreme_ratios(self) -> None:
         """After a step that was too large, single tokens are far from the old policy, on both sides."""

@@ -117,12 +117,8 @@ def learn_micro_batch(
     algorithm: Algorithm, micro_batch: Batch, leaves: dict[str, Tensor], denominators: Denominators
 ) -> Learned:
     """Return the losses of a micro-batch and their gradients to ``leaves``, float32 [K]."""
-    needs = algorithm.needs
     tracked = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
-    entropy = tracked["entropy"] if needs.entropy_gradient else tracked["entropy"].detach()
-    outputs = [algorithm.loss(micro_batch, tracked["logprobs"], entropy, denominators)]
-    if needs.critic:
-        outputs.append(algorithm.value_loss(micro_batch, tracked["values"], denominators))
+    outputs = list(outputs_of(algorithm, micro_batch, tracked, denominators).values())
     total = torch.stack([output.loss for output in outputs]).sum()
     found: Sequence[Tensor | None] = [None] * len(tracked)
     if total.requires_grad:
@@ -135,6 +131,31 @@ def learn_micro_batch(
     for output in outputs:
         learned.add(Learned(torch.zeros(()), {name: torch.zeros(()) for name in tracked}, **_numbers(output)))
     return learned
+
+
+def outputs_of(
+    algorithm: Algorithm, micro_batch: Batch, leaves: dict[str, Tensor], denominators: Denominators
+) -> dict[str, LossOutput]:
+    """Return what the losses of a micro-batch return, by the names of their methods."""
+    entropy = leaves["entropy"] if algorithm.needs.entropy_gradient else leaves["entropy"].detach()
+    outputs = {"loss": algorithm.loss(micro_batch, leaves["logprobs"], entropy, denominators)}
+    if algorithm.needs.critic:
+        outputs["value_loss"] = algorithm.value_loss(micro_batch, leaves["values"], denominators)
+    return outputs
+
+
+def unreached(algorithm: Algorithm, micro_batch: Batch, leaves: dict[str, Tensor], denominators: Denominators) -> str:
+    """Return the loss of a micro-batch that depends on no leaf; empty where there is none.
+
+    Args:
+        leaves: float32 [K]
+    """
+    tracked = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
+    for name, output in outputs_of(algorithm, micro_batch, tracked, denominators).items():
+        found = torch.autograd.grad(output.loss, list(tracked.values()), allow_unused=True)
+        if all(gradient is None for gradient in found):
+            return name
+    return ""
 
 
 def _numbers(output: LossOutput) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Needs
-from rlplug.types import ONE_RANK, Prompt, RewardError, Sample, StepBatch, StepStatistics
+from rlplug.types import ONE_RANK, Prompt, RewardError, Sample, Segment, StepBatch, StepStatistics
 
 NUM_GROUPS: Final = 6
 MEETING_TIMEOUT_S: Final = 10.0
@@ -80,7 +80,7 @@ def make_row(
 ) -> Row:
     """Return a completion of ``num_new`` tokens; the policy has moved by ``noise`` nats a token since the rollout."""
     num_prompt = int(random.integers(1, 4))
-    size = num_prompt + num_new
+    size, version = num_prompt + num_new, (group + num_new) % 3
     tokens = random.integers(1, 9, size).astype(np.int32)
     mask = np.arange(size) >= num_prompt
     if num_new > 4 and random.random() < 0.5:
@@ -99,7 +99,8 @@ def make_row(
         rollout_logprobs=drawn(old + random.normal(size=size) * 0.01),
         completion="x" * num_new,
         finish_reason="length" if random.random() < 0.2 else "stop",
-        policy_version=0,
+        policy_version=version,
+        segments=_segments(num_prompt, size, version),
         rewards=rewards,
         reward=reward,
     )
@@ -111,6 +112,13 @@ def make_row(
         values=drawn(random.normal(size=size) if noise else np.zeros(size)),
         entropy=drawn(random.exponential(size=size)),
     )
+
+
+def _segments(start: int, end: int, version: int) -> tuple[Segment, ...]:
+    """Return the segments of a completion whose second half a later policy wrote, as in a partial rollout."""
+    middle = (start + end) // 2
+    parts = [(start, middle, version), (middle, end, version + 1)] if middle > start else [(start, end, version)]
+    return tuple(Segment(*part, ends_turn=part[1] == end) for part in parts)
 
 
 def batch_of(rows: Sequence[Row], needs: Needs | None = None, step: StepStatistics = ONE_RANK) -> StepBatch:

@@ -1,0 +1,55 @@
+"""Algorithms of a draw that the kit did not know, one mistake each, and a correct one of unusual style."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from broken_algorithms import Fine, present
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
+from rlplug.types import Batch, StepBatch
+
+
+class MeasuresStalenessInTheMicroBatch(Fine):
+    """Tokens of older policies count less than those of the newest in the micro-batch."""
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        versions = present(micro_batch.policy_versions)
+        if len(versions):
+            age = (versions.max() - versions).float()
+            micro_batch = micro_batch.replace(advantages=present(micro_batch.advantages) * 0.9**age)
+        return super().loss(micro_batch, logprobs, entropy, denominators)
+
+
+class SkipsWhatTeachesNothing(Fine):
+    """A constant where no advantage is other than 0: this rank has no backward pass, for which others wait."""
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        if bool(present(micro_batch.advantages).any()):
+            return super().loss(micro_batch, logprobs, entropy, denominators)
+        ratio = self.ratio(logprobs.detach() - present(micro_batch.old_logprobs))
+        return LossOutput(
+            torch.zeros((), requires_grad=True), {"made/ratio": ratio.sum() / max(denominators.num_tokens, 1)}
+        )
+
+
+class WeighsByLength(Algorithm):
+    """A baseline weighted by lengths (arXiv:2505.23585), in double precision; ``needs`` is no property."""
+
+    needs: Any = Needs(groups=True)
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        found = torch.zeros(batch.num_sequences, dtype=torch.float64)
+        for number in batch.group_index.unique():
+            rows = (batch.group_index == number) & batch.reward_valid
+            rewards, weights = batch.rewards[rows].double(), batch.num_tokens[rows].double()
+            if len(rewards.unique()) > 1:
+                found[rows] = rewards - (weights * rewards).sum() / weights.sum().clamp(min=1)
+        return Advantages(of_sequences=found.float())
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = (logprobs - present(micro_batch.old_logprobs)).clamp(-10, 10).exp()
+        means = micro_batch.sums(ratio * present(micro_batch.advantages)) / micro_batch.num_tokens.clamp(min=1)
+        return LossOutput(-means.sum() / max(denominators.num_sequences, 1))
