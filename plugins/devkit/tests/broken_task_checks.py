@@ -6,6 +6,7 @@ import broken_environments
 import broken_rewards
 import broken_sources
 import careless_tasks
+import drawn_rewards
 import hasty_tasks
 import likely_tasks
 import published_tasks
@@ -47,7 +48,8 @@ SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        modules = (MORE[kind], careless_tasks, hasty_tasks, likely_tasks, published_tasks, SIMPLE[kind])
+        drawn = (published_tasks, drawn_rewards)
+        modules = (MORE[kind], careless_tasks, hasty_tasks, likely_tasks, *drawn, SIMPLE[kind])
         part = next(vars(module)[name] for module in modules if hasattr(module, name))
         settings = {kind: part, "defaults": getattr(part, "DEFAULTS", {})}
         settings |= {"deadline_s": DEADLINES[name]} if name in DEADLINES else {}
@@ -72,5 +74,5 @@ for kind, mistakes in CAUGHT_BY.items():
 TestFineAndScaled = type(
     "TestFineAndScaled", (RewardChecks,), {"reward": simple_rewards.FineAndScaled, "expected_scaled": lambda _: SCALED}
 )
-for name, checks in unusual_tasks.CHECKS.items():
+for name, checks in (unusual_tasks.CHECKS | drawn_rewards.CHECKS).items():
     globals()[f"Test{name}"] = type(f"Test{name}", (checks,), {})

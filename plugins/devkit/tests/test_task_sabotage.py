@@ -19,6 +19,7 @@ import broken_environments
 import broken_rewards
 import broken_sources
 import careless_tasks
+import drawn_rewards
 import hasty_tasks
 import likely_tasks
 import published_tasks
@@ -86,6 +87,7 @@ CAUGHT_BY = {
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
     CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind] | hasty_tasks.CAUGHT_BY[kind]
     CAUGHT_BY[kind] |= likely_tasks.CAUGHT_BY[kind] | published_tasks.CAUGHT_BY.get(kind, {})
+CAUGHT_BY["reward"] |= drawn_rewards.CAUGHT_BY
 
 BY_ORDER = {"RemembersTurns": {"test_another_process_has_the_same_answers"}}
 """Checks that catch a mistake in place of the table's, where the threads of another process begin with another task."""
@@ -136,7 +138,9 @@ def test_mistakes_are_caught_by_the_checks_for_them(outcomes: Outcomes, mistake:
     assert failed in (expected, BY_ORDER.get(mistake, expected))
 
 
-@pytest.mark.parametrize("part", ["Fine", "FineAndScaled", "Guess", "Rows", *unusual_tasks.CHECKS])
+@pytest.mark.parametrize(
+    "part", ["Fine", "FineAndScaled", "Guess", "Rows", *unusual_tasks.CHECKS, *drawn_rewards.CHECKS]
+)
 def test_a_part_without_mistakes_passes(outcomes: Outcomes, part: str) -> None:
     assert [check for of, check in outcomes.failed if of == f"Test{part}"] == []
     assert [check for of, check in outcomes.passed if of == f"Test{part}"]

@@ -24,11 +24,13 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "a_prompt_without_an_answer_gets_a_number_or_an_error",
         "a_missing_answer_is_no_value",
         "completions_that_solve_nothing_do_not_pay",
+        "answers_in_other_scripts_are_told_apart",
     ),
     "Longest time that the reward itself gives one call, in seconds.": (
         "claims_are_of_their_kinds",
         "calls_end_by_their_deadline",
     ),
+    "A failed or late call fails for all of them": ("time_does_not_explode_with_the_length",),
     "Most :meth:`score` calls at once, where it is not ``async``": ("claims_are_of_their_kinds",),
     "Whether a training scales its values": (
         "claims_are_of_their_kinds",
@@ -48,6 +50,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "notes_are_texts",
     ),
     "Called before anything is loaded, with the prompts of each source": ("ordinary_prompts_are_accepted",),
+    "of a streamed source, with its first ones.": ("prompts_that_were_never_checked_score_alike",),
     "A prompt's answer or metadata is not what the reward needs; the message names its uid.": (
         "prompts_without_a_needed_answer_are_refused",
         "prompts_that_cannot_be_scored_are_refused",

@@ -113,15 +113,21 @@ class Scores(RefusalChecks):
         made.place(torch.device("cpu"))
         made.notes()
 
-    def _ready(self) -> Reward:
-        """Return a new reward after what a run calls before the first step."""
+    def _ready(self, checked: Sequence[Prompt] = ()) -> Reward:
+        """Return a new reward after what a run calls before the first step.
+
+        Args:
+            checked: Prompts that ``check_prompts`` gets; without them it is not called.
+        """
         reward = self.make_reward()
         try:
-            with self._guard().around("place and notes"):
+            with self._guard().around("check_prompts, place and notes"):
+                if checked:
+                    reward.check_prompts(checked)
                 reward.place(torch.device("cpu"))
                 reward.notes()
         except Exception as error:  # noqa: BLE001 - the check of notes says what it is
-            self._not_compared(f"place or notes raised {describe(error)}")
+            self._not_compared(f"check_prompts, place or notes raised {describe(error)}")
         return reward
 
     def _score(

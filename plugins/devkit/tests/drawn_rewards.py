@@ -1,0 +1,115 @@
+"""Rewards of a draw that the kit did not know, one mistake each, and a correct one of unusual style."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from simple_rewards import Fine, RewardChecks
+
+from rlplug.interfaces import Reward
+from rlplug.types import Prompt, RewardError, Sample
+
+
+class LosesUnicode(Fine):
+    """Compares what ASCII has of both texts."""
+
+    needs_answer = True
+
+    def score_one(self, sample: Sample) -> Any:
+        answer, text = (
+            each.encode("ascii", "ignore").decode().strip() for each in (str(sample.prompt.answer), sample.completion)
+        )
+        return float(answer == text)
+
+
+class HalvesDuplicates(Fine):
+    """Half for what an earlier sample of the call has as well."""
+
+    batch_size = 16
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        texts = [sample.completion for sample in samples]
+        values = super().score(samples)
+        return [
+            value / 2 if text in texts[:place] and not isinstance(value, RewardError) else value
+            for place, (text, value) in enumerate(zip(texts, values, strict=True))
+        ]
+
+
+class TakesNaNForTheAnswer(Fine):
+    """No comparison with NaN is true, also the one that finds a difference."""
+
+    needs_answer = True
+
+    def score_one(self, sample: Sample) -> Any:
+        try:
+            difference = abs(float(sample.completion) - float(sample.prompt.answer))
+        except (TypeError, ValueError):
+            return 0.0
+        return 0.0 if difference > 1e-6 else 1.0
+
+
+class Backtracks(Fine):
+    """A pattern of repetitions within repetitions, which takes exponential time where it does not match."""
+
+    def score_one(self, sample: Sample) -> Any:
+        return float(re.search(r"^(\s*[\w+=,.]+\s*)+$", sample.completion) is not None)
+
+
+class KnowsCheckedPromptsAlone(Fine):
+    """Nothing for a prompt that came later from a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {}
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        self.answers |= {prompt.uid: prompt.answer for prompt in prompts}
+
+    def score_one(self, sample: Sample) -> Any:
+        return 0.0 if self.answers and sample.prompt.uid not in self.answers else super().score_one(sample)
+
+
+CAUGHT_BY = {
+    "LosesUnicode": {"test_answers_in_other_scripts_are_told_apart"},
+    "HalvesDuplicates": {"test_rewards_do_not_depend_on_the_batch"},
+    "TakesNaNForTheAnswer": {"test_completions_that_solve_nothing_do_not_pay"},
+    "Backtracks": {"test_time_does_not_explode_with_the_length"},
+    "KnowsCheckedPromptsAlone": {"test_prompts_that_were_never_checked_score_alike"},
+}
+"""Mistakes, and the checks that find each."""
+
+
+@functools.lru_cache(maxsize=64)
+def points(prompt: str, completion: str, answer: str) -> np.float32:
+    return np.float32(len({*completion} & {*answer}) / (1 + len(completion)))
+
+
+class NumbersOfNumpy(Reward):
+    """Cached by all that it reads, in batches; the function that reads a sample is made with the object."""
+
+    batch_size = 4
+
+    def __init__(self) -> None:
+        super().__init__(name="points")
+        self.of: Callable[[Sample], Any] = lambda each: points(
+            each.prompt.text, each.completion, str(each.prompt.answer)
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        return [*map(self.of, samples)]
+
+
+class NumbersOfNumpyChecks(RewardChecks):
+    reward = NumbersOfNumpy
+
+
+CHECKS = {"NumbersOfNumpy": NumbersOfNumpyChecks}
+"""Checks of the correct one."""
