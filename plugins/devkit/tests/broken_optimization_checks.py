@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import broken_optimizations
 import broken_passes
+import drawn_optimizations
 import stated_optimizations
 import unusual_optimizations
 from broken_optimizations import OptimizationTests
@@ -19,10 +20,16 @@ from test_optimization_sabotage import CAUGHT_BY, MISSED, UNUSUAL
 from rlplug.interfaces import Optimization
 from rlplug.interfaces.memory import ActivationTraits
 
-MODULES: Final = (broken_optimizations, broken_passes, stated_optimizations, unusual_optimizations)
+MODULES: Final = (
+    *(broken_optimizations, broken_passes, stated_optimizations, drawn_optimizations),
+    unusual_optimizations,
+)
 ON_TWO_RANKS: Final = ("ReportsItsRank", "ScalesOnOtherRanks")
 WITH_PARTNER: Final = "ChecksOnlyPlainBlocks"
-ALONE: Final = ("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", WITH_PARTNER)
+ALONE: Final = (
+    *("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", "RegistersOverSdpa", "ReplacesAnEqual"),
+    WITH_PARTNER,
+)
 
 
 class Together(OptimizationTests):

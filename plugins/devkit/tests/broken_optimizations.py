@@ -15,7 +15,8 @@ import torch.distributed as dist
 from ranks import run_ranks
 from rlplug_devkit import OptimizationConformance
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
@@ -23,7 +24,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
 from rlplug.interfaces.memory import ActivationTraits
 
-NORM = LlamaRMSNorm.forward
+NORM, MLP, SDPA = LlamaRMSNorm.forward, LlamaMLP.forward, ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 class Fine(Optimization):
@@ -371,6 +372,8 @@ class OptimizationTests(OptimizationConformance):
         """Undo what mistakes left in the process, which is that of all tests."""
         super().teardown_class()
         LlamaRMSNorm.forward = NORM
+        LlamaMLP.forward = MLP
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = SDPA
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision("highest")
         os.environ.pop("MADE_BY_A_TEST", None)

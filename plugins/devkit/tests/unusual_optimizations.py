@@ -121,6 +121,8 @@ class Passed(torch.autograd.Function):
 
 
 class OwnBackward(Optimization):
+    applies_to = ("policy", "reference")  # a critic has its trunk elsewhere
+
     def __init__(self) -> None:
         self.num_norms = 0
 

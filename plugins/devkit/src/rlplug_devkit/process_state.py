@@ -55,12 +55,24 @@ _FUNCTIONS: Final[Mapping[Any, Sequence[str]]] = {
     ssl: ("_create_default_https_context", "create_default_context"),
     torch.nn.Linear: ("forward",),
     torch.nn.Embedding: ("forward",),
-    torch.nn.functional: ("linear", "embedding", "softmax"),
+    torch.nn.LayerNorm: ("forward",),
+    torch.nn.RMSNorm: ("forward",),
+    torch.nn.functional: (
+        *("linear", "embedding", "softmax", "log_softmax", "cross_entropy", "scaled_dot_product_attention"),
+        *("layer_norm", "rms_norm", "silu", "gelu", "dropout"),
+    ),
 }
 SHARED_FUNCTIONS: Final = [
     (f"{module.__name__}.{name}", module, name) for module, names in _FUNCTIONS.items() for name in names
 ]
 """Functions of Python's and torch's modules that the whole process calls, and that some code replaces."""
+TABLES: Final = (
+    ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
+    ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
+    ("transformers.modeling_rope_utils", "ROPE_INIT_FUNCTIONS"),
+    ("transformers.activations", "ACT2FN"),
+)
+"""Tables of functions that models look up by a name of their configuration; new names are nobody else's."""
 LIMITS: Final = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
 """Loggers of libraries, whose level others have chosen where there is one."""
@@ -143,6 +155,7 @@ def process_state() -> dict[str, Any]:
         "warnings": [repr(entry[:3]) for entry in warnings.filters if _is_for_all(entry)],
         "log levels": {name: logging.getLogger(name).level for name in LIBRARIES if name in root.manager.loggerDict},
         "functions of modules": {text: id(getattr(module, name, None)) for text, module, name in SHARED_FUNCTIONS},
+        "tables of functions": _tables(),
         "the longest integer as text": sys.get_int_max_str_digits(),
         "the time zone": time.tzname,
         "the folder of temporary files": tempfile.gettempdir(),
@@ -210,6 +223,16 @@ def _environment() -> dict[str | bytes, str | bytes]:
     return {name: value for name, value in variables.items() if name not in OF_OTHERS}
 
 
+def _tables() -> dict[str, int]:
+    """Return the ids of what ``TABLES`` have, of modules that are imported."""
+    found: dict[str, int] = {}
+    for module, name in TABLES:
+        table: Any = getattr(sys.modules.get(module), name, {})
+        items = dict.items(table) if isinstance(table, dict) else table.items()  # ACT2FN makes an object of each value
+        found |= {f"{name}[{key!r}]": id(value) for key, value in items}
+    return found
+
+
 def _builtins() -> dict[str, int]:
     """Return the ids of all built-in functions but ``_``, which gettext and a console set."""
     found = vars(builtins).copy()
@@ -230,7 +253,8 @@ def _levels(logger: logging.Logger) -> tuple[int, bool, bool]:
 def changes_since(before: dict[str, Any]) -> dict[str, str]:
     """Return what of :func:`process_state` differs from ``before``, each with the former and the present value."""
     after, changes = process_state(), {}
-    after["log levels"] = {name: after["log levels"].get(name) for name in before["log levels"]}  # of no later import
+    for of_imports in ("log levels", "tables of functions"):  # and of no later one
+        after[of_imports] = {name: after[of_imports].get(name) for name in before[of_imports]}
     for name, former in before.items():
         if after[name] != former:
             changes[name] = _difference(former, after[name])

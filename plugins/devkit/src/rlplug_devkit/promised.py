@@ -84,7 +84,7 @@ ALGORITHM: Final[Mapping[str, Sequence[str]]] = {
         "failed_rewards_do_not_count",
         "a_step_without_rewards_is_finite",
     ),
-    "K is 0 where a rank has no rows left, and the loss 0.": ("a_filler_adds_nothing",),
+    "K is 0 where a rank has no rows left, and the loss 0.": ("a_filler_adds_nothing", "every_loss_reaches_its_model"),
     "Return the critic loss of a micro-batch, as a term of the mini-batch's; called when ``needs.critic``.": (
         "losses_can_be_computed",
         "every_token_learns",
@@ -121,6 +121,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "a_sync_sends_the_same_weights",
         "parameters_and_checkpoints_are_the_same",
     ),
+    "Models that it changes, an instance perhaps fewer.": ("its_claims_are_well_formed", "a_critic_learns_alike"),
     "A reference policy runs forward only.": ("a_reference_has_the_same_values",),
     "Class names of optimisations that this one excludes, each with the reason": ("its_claims_are_well_formed",),
     "Whether a GPU run leaves it out when the memory plan fits without it.": (
@@ -147,6 +148,8 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "an_export_is_the_same",
         "long_rows_equal_the_plain_path",
         "bfloat16_is_as_exact_as_the_plain_path",
+        "adapters_learn_alike",
+        "large_activations_equal_the_plain_path",
     ),
     "Edit the sharded model.": (
         "a_step_changes_the_weights_alike",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlplug_devkit.optimizations.edits import EditChecks
-from rlplug_devkit.optimizations.sizes import SizeChecks
+from rlplug_devkit.optimizations.networks import NetworkChecks
 from rlplug_devkit.optimizations.stated import StatedChecks
 
 
 # pytest runs the checks of base classes from the last to the first
-class OptimizationConformance(SizeChecks, EditChecks, StatedChecks):
+class OptimizationConformance(NetworkChecks, EditChecks, StatedChecks):
     """All checks of optimizations, to subclass in a test module that returns them from ``make_optimizations``.
 
     Tiny models are built, sharded and loaded as a run does it, on CPUs: by one rank in the test's process, and by two

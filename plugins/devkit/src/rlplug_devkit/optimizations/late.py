@@ -52,11 +52,17 @@ class LateChecks(PassChecks):
     ) -> None:
         """Runs compute in bfloat16; the plain path in float32 says what is right."""
         exact = bench.value(model, mesh, PLAIN, "forward")["packed"]
-        errors = [float((bench.value(model, mesh, name, "bfloat16") - exact).abs().mean()) for name in (variant, PLAIN)]
+        measured = [bench.value(model, mesh, name, "bfloat16") for name in (variant, PLAIN)]
+        errors = [float((each["values"] - exact).abs().mean()) for each in measured]
         assert errors[0] <= BFLOAT16_ERROR * errors[1], (
             f"in bfloat16 values of {model} with {variant} are off by {errors[0]:.3g} on average, and by "
             f"{errors[1]:.3g} without: compute sums, exponentials and logarithms in float32, and round as rarely as "
             "the plain path does."
+        )
+        scales = [each["norms"] for each in measured]
+        assert scales[0] <= BFLOAT16_ERROR * scales[1], (
+            f"in bfloat16 norms of {model} with {variant} scale rows by {scales[0]:.3g} too much or too little, and by "
+            f"{scales[1]:.3g} without: compute means of squares and their roots in float32."
         )
 
     def test_a_reference_has_the_same_values(
@@ -78,6 +84,9 @@ class LateChecks(PassChecks):
             found, expected = (bench.value(model, mesh, name, probe) for name in (PLAIN_AGAIN, PLAIN))
             advice = "Change this model's modules, not classes or functions of a library."
             assert_close(found, expected, 0.0, f"a model without optimizations, built later: {probe}", advice)
+        own, before = (bench.value(model, mesh, name, "structure")["functions"] for name in (PLAIN_AGAIN, PLAIN))
+        changed = sorted(name for name, function in before.items() if own.get(name) != function)
+        assert not changed, f"the functions {changed[:3]} of the library were replaced for all models. {advice}"
 
     def test_claimed_memory_is_saved(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
         """What ``plan_memory`` says that a backward pass computes again or has elsewhere, no forward pass keeps."""
@@ -127,11 +136,3 @@ class LateChecks(PassChecks):
         if isinstance(refusal, str):
             pytest.skip(f"{DOES_NOT_APPLY}{variant} refuses it: {refusal}")
         self._assert_gradients(bench, model, mesh, variant, "measured")
-
-    def test_the_process_is_left_as_it_was(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
-        """Nor the files of the model's folder, from which engines and later runs load."""
-        found, plain = (bench.value(model, mesh, name, "process") for name in (variant, PLAIN))
-        changes = [text for name, text in found.items() if name not in plain and name not in self.changes_of_process]
-        assert not changes, (
-            f"with {variant} {'; '.join(changes)}. The run and all other plugins share them: restore what a call sets."
-        )

@@ -6,8 +6,10 @@ import dataclasses
 import gc
 from typing import Any, Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from rlplug.distributed.mesh import local_part
 from rlplug.interfaces.memory import ActivationTraits
@@ -17,6 +19,8 @@ from rlplug_devkit.trainers.cases import VOCABULARY, rows
 from rlplug_devkit.trainers.ranks import Measured
 
 NUM_PASSES: Final = 6
+NUM_NORMED: Final = 256
+"""Rows that each norm gets."""
 LONG: Final = [(3, 130), (2, 70), (1, 0), (4, 64), (1, 1), (2, 33), (1, 128), (5, 95)]
 """Tokens of prompt and completion of rows beyond usual sizes of chunks, in as many rows as the others."""
 
@@ -34,15 +38,15 @@ class LateProbes(Measured):
         """Return values of rows of up to 133 tokens, in packed rows of hundreds."""
         return self.run(rows(lengths=LONG), len(LONG))
 
-    def bfloat16(self) -> Tensor:
-        """Return values of another policy with the folder's weights, rounded to bfloat16."""
+    def bfloat16(self) -> dict[str, Any]:
+        """Return values of a policy with the folder's weights, rounded to bfloat16, and how exact its norms are."""
         own, config = (self.policy, self.optimizer), self.config
         self.config = dataclasses.replace(config, dtype="bfloat16")
         self._build()
-        values = self.run(rows(), rows().num_sequences)
+        values, norms = self.run(rows(), rows().num_sequences), error_of_norms(self.policy)
         self.policy, self.optimizer, self.config = *own, config
         self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
-        return values.float()
+        return {"values": values.float(), "norms": norms}
 
     def kept(self) -> dict[str, int]:
         """Return how many tensors and hooks each of some passes left, and how many keep the last one's graph."""
@@ -109,6 +113,30 @@ class LateProbes(Measured):
         self.policy, self.optimizer = own
         self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
         return found
+
+
+@torch.no_grad()
+def error_of_norms(policy: nn.Module) -> float:
+    """Return by which share norms scale rows too much or too little: the root of the mean square over drawn rows.
+
+    Roundings of single entries average out in a row, those of its mean square or its root do not. 0 without norms.
+    """
+    units = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    generator, errors = torch.Generator().manual_seed(0), [torch.zeros(1)]
+    for norm in policy.modules():
+        epsilon, weight = getattr(norm, "variance_epsilon", None), getattr(norm, "weight", None)
+        if epsilon is None or weight is None:
+            continue
+        given = torch.randn(NUM_NORMED, len(weight), generator=generator).to(weight.dtype)
+        whole = given.float()
+        exact = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + epsilon) * weight.float()
+        scale = (norm(given).float() * exact).sum(-1) / exact.square().sum(-1)
+        errors.append(scale - 1)
+    for unit in units:
+        unit.reshard()
+    return float(torch.cat(errors).square().mean().sqrt())
 
 
 def graphs() -> set[int]:

@@ -25,8 +25,8 @@ from rlplug.models.lm_head import EntropyMode
 from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import SamplingParams
-from rlplug_devkit.optimizations.size_probes import SizeProbes
-from rlplug_devkit.optimizations.structure import structure_of
+from rlplug_devkit.optimizations.network_probes import NetworkProbes
+from rlplug_devkit.optimizations.structure import functions_of, structure_of
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
@@ -111,7 +111,7 @@ def _outcomes(optimized: Optimized) -> dict[str, dict[str, Any]]:
     return outcomes
 
 
-class Optimized(SizeProbes):
+class Optimized(NetworkProbes):
     """A policy with optimizations, and the probes, in the order of ``PROBES``; each is a collective operation."""
 
     def __init__(self, case: Case, strategy: Any, optimizations: Sequence[Optimization]) -> None:
@@ -145,6 +145,7 @@ class Optimized(SizeProbes):
         optimizer_names = self.strategy.optimizer_state(self.optimizer)["param_groups"]
         return {
             "modules": structure_of(self.policy),
+            "functions": functions_of(self.policy),
             "parameters": {
                 name: f"{parameter.dtype} {list(parameter.shape)}{'' if parameter.requires_grad else ', frozen'}"
                 for name, parameter in self.policy.named_parameters()
@@ -281,6 +282,9 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.flipped,
     Optimized.loud,
     Optimized.saved_without_gradients,
+    Optimized.adapters,
+    Optimized.critic,
+    Optimized.large,
     Optimized.process,
 )
 

@@ -29,6 +29,18 @@ def structure_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def functions_of(model: nn.Module) -> dict[str, int]:
+    """Return the ids of the functions of all classes of ``transformers`` that a model is made of, by name."""
+    classes = {each for module in model.modules() for each in type(module).__mro__}
+    return {
+        f"{each.__module__}.{each.__qualname__}.{name}": id(value)
+        for each in classes
+        if each.__module__.startswith("transformers.")
+        for name, value in vars(each).items()
+        if inspect.isfunction(value)
+    }
+
+
 def _text(value: Any, depth: int) -> str:
     """Return a value without addresses; the same for two values that were made alike."""
     if value is None or isinstance(value, bool | int | float | str):

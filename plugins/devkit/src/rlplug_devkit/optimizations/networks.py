@@ -1,0 +1,64 @@
+"""Checks of other networks than a plain policy: one with adapters, a critic, one of large activations."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplug_devkit.claims import DOES_NOT_APPLY
+from rlplug_devkit.optimizations.bench import OptimizationBench
+from rlplug_devkit.optimizations.passes import VALUES
+from rlplug_devkit.optimizations.ranks import PLAIN
+from rlplug_devkit.optimizations.sizes import SizeChecks
+from rlplug_devkit.trainers.bench import assert_close
+
+
+class NetworkChecks(SizeChecks):
+    """Checks beside the plain path of other networks than the policy of the first passes."""
+
+    def test_adapters_learn_alike(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """With ``model.lora``: adapters alone train, and a block's input has no gradient before the first adapter."""
+        found, expected = (bench.value(model, mesh, name, "adapters") for name in (variant, PLAIN))
+        if refusal := next((each for each in (expected, found) if isinstance(each, str)), None):
+            pytest.skip(f"{DOES_NOT_APPLY}a policy with adapters is refused: {refusal}")
+        if not all(self.trains(name) for name in bench.value(model, mesh, PLAIN, "structure")["parameters"]):
+            pytest.skip(f"{DOES_NOT_APPLY}trains() leaves out weights")
+        advice = "Leave requires_grad as it is, and recompute with use_reentrant=False."
+        what = f"gradients of {model} with adapters on {mesh} with {variant}"
+        assert_close(found, expected, self.gradient_tolerance, what, advice)
+
+    def test_a_critic_learns_alike(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """One that applies to it: a trunk without an output layer, under a value head."""
+        if not any("critic" in each.applies_to for each in bench.variants[variant]):
+            pytest.skip(f"{DOES_NOT_APPLY}applies_to of {variant} has no critic")
+        found, plain = (bench.value(model, mesh, name, "critic") for name in (variant, PLAIN))
+        if isinstance(found, str):
+            pytest.fail(f"{variant} applies to a critic, and refuses one: {found}", pytrace=False)
+        assert len(found["effects"]) > len(plain["effects"]), (
+            f"{variant} applies to a critic, and claims no effect on one: leave it out of applies_to."
+        )
+        what = f"of a critic of {model} on {mesh} with {variant}"
+        assert_close(
+            {"": found["values"]}, {"": plain["values"]}, self.tolerance, f"values {what}", "Values must be the same."
+        )
+        if all(self.trains(name) for name in bench.value(model, mesh, PLAIN, "structure")["parameters"]):
+            advice = "A backward pass must see what the forward pass did."
+            assert_close(found["gradients"], plain["gradients"], self.gradient_tolerance, f"gradients {what}", advice)
+
+    def test_large_activations_equal_the_plain_path(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Hidden states of trained models have entries in the thousands, which those of a tiny one have not."""
+        found, expected = (
+            dict(zip(VALUES, bench.value(model, mesh, name, "large"), strict=True)) for name in (variant, PLAIN)
+        )
+        advice = "Neither clamp nor scale hidden states: dtypes and norms are the model's."
+        what = f"values of {model} on {mesh} with {variant} where hidden states are large"
+        assert_close(found, expected, self.tolerance, what, advice)
+
+    def test_the_process_is_left_as_it_was(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Nor the files of the model's folder, from which engines and later runs load."""
+        found, plain = (bench.value(model, mesh, name, "process") for name in (variant, PLAIN))
+        changes = [text for name, text in found.items() if name not in plain and name not in self.changes_of_process]
+        assert not changes, (
+            f"with {variant} {'; '.join(changes)}. The run and all other plugins share them: restore what a call sets."
+        )
