@@ -129,11 +129,11 @@ def error_of_norms(policy: nn.Module) -> float:
         epsilon, weight = getattr(norm, "variance_epsilon", None), getattr(norm, "weight", None)
         if epsilon is None or weight is None:
             continue
-        given = torch.randn(NUM_NORMED, len(weight), generator=generator).to(weight.dtype)
+        given = torch.randn(1, NUM_NORMED, len(weight), generator=generator).to(weight.dtype)
         whole = given.float()
         exact = whole * torch.rsqrt(whole.square().mean(-1, keepdim=True) + epsilon) * weight.float()
         scale = (norm(given).float() * exact).sum(-1) / exact.square().sum(-1)
-        errors.append(scale - 1)
+        errors.append(scale.flatten() - 1)
     for unit in units:
         unit.reshard()
     return float(torch.cat(errors).square().mean().sqrt())
