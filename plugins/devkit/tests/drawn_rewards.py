@@ -1,4 +1,4 @@
-"""Rewards of a draw that the kit did not know, one mistake each, and a correct one of unusual style."""
+"""Rewards of a draw that the kit did not know, one mistake each, and correct ones of unusual style."""
 
 from __future__ import annotations
 
@@ -111,5 +111,16 @@ class NumbersOfNumpyChecks(RewardChecks):
     reward = NumbersOfNumpy
 
 
-CHECKS = {"NumbersOfNumpy": NumbersOfNumpyChecks}
-"""Checks of the correct one."""
+class ReadsItsTurn(Reward):
+    """1 over the tokens of the last turn, of which a run has at least one."""
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        return [1 / (sample.num_turns + sample.segments[-1].end - sample.segments[-1].start) for sample in samples]
+
+
+class ReadsItsTurnChecks(RewardChecks):
+    reward = ReadsItsTurn
+
+
+CHECKS = {"NumbersOfNumpy": NumbersOfNumpyChecks, "ReadsItsTurn": ReadsItsTurnChecks}
+"""Checks of the correct ones."""

@@ -18,7 +18,7 @@ from rlplug.interfaces.plain_values import as_reward
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards.scores import own_copy
 from rlplug.timeouts import Call, CallError
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import Prompt, RewardError, Sample, Segment
 from rlplug_devkit.tasks.refusals import RefusalChecks
 
 NUM_PAUSES: Final = 6
@@ -49,6 +49,7 @@ def make_sample(completion: str, answer: Any = None, prompt: str = "2+2=", **met
         completion=completion,
         finish_reason="stop",
         policy_version=0,
+        segments=(Segment(len(prompt), len(tokens), policy_version=0, ends_turn=True),),
         last_turn=completion,
     )
 
