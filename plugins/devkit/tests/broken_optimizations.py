@@ -330,6 +330,8 @@ class ScalesInEvaluation(Fine):
 
 
 class WritesIntoTheModelsFolder(Fine):
+    applies_to = ("policy", "reference")  # a critic has its configuration elsewhere
+
     def after_shard(self, model: nn.Module) -> None:
         parts: Any = model
         (Path(parts.config.name_or_path) / "made.json").write_text("{}")

@@ -47,9 +47,10 @@ class NetworkProbes(SizeProbes):
     def critic(self) -> dict[str, Any] | str:
         """Return effects on a critic, its values [B, T] and gradients; or why such a critic is refused."""
         try:
-            critic, effects = build_critic(
-                CRITIC, self.policy, self.config, self.optimizations, self.strategy, self.trainer
-            )
+            with torch.random.fork_rng(devices=[]):  # torch draws first values of the head, which others replace
+                critic, effects = build_critic(
+                    CRITIC, self.policy, self.config, self.optimizations, self.strategy, self.trainer
+                )
         except ConfigError as refusal:
             return str(refusal)
         (indices,) = self.my_rows(rows().num_sequences, rows().num_sequences)
