@@ -64,6 +64,19 @@ class NormsInModelDtype(Fine):
         return scaled
 
 
+class RotatesFarPositions(Fine):
+    """Rotary embeddings of a table that is too short."""
+
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def through(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            cosines, sines = kwargs["position_embeddings"]
+            if int(kwargs["position_ids"].max()) >= 256:
+                kwargs["position_embeddings"] = cosines.roll(1, dims=1), sines.roll(1, dims=1)
+            return forward(hidden, *args, **kwargs)
+
+        return through
+
+
 class RegistersOverSdpa(Fine):
     """An attention function of its own under a name that models without it have in their configuration."""
 

@@ -42,7 +42,7 @@ class LateChecks(PassChecks):
     def test_long_rows_equal_the_plain_path(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
     ) -> None:
-        """Sequences of up to 133 tokens, in packed rows that no usual size of chunks divides."""
+        """Sequences of up to 1,000 tokens, in a packed row that no usual size of chunks divides."""
         found, expected = (bench.value(model, mesh, name, "long") for name in (variant, PLAIN))
         advice = "Look at the last chunk of a row, and at sizes that nothing divides."
         assert_close({"": found}, {"": expected}, self.tolerance, f"long rows of {model} with {variant}", advice)

@@ -21,7 +21,7 @@ from rlplug_devkit.trainers.ranks import Measured
 NUM_PASSES: Final = 6
 NUM_NORMED: Final = 256
 """Rows that each norm gets."""
-LONG: Final = [(3, 130), (2, 70), (1, 0), (4, 64), (1, 1), (2, 33), (1, 128), (5, 95)]
+LONG: Final = [(3, 130), (2, 70), (1, 0), (4, 64), (1, 1), (2, 33), (1, 128), (5, 995)]
 """Tokens of prompt and completion of rows beyond usual sizes of chunks, in as many rows as the others."""
 
 
@@ -35,7 +35,7 @@ class LateProbes(Measured):
         return self.gradients_of(1)
 
     def long(self) -> Tensor:
-        """Return values of rows of up to 133 tokens, in packed rows of hundreds."""
+        """Return values of rows of up to 1,000 tokens, in one packed row."""
         return self.run(rows(lengths=LONG), len(LONG))
 
     def bfloat16(self) -> dict[str, Any]:
