@@ -130,7 +130,8 @@ TEMPLATE = (
 def test_all_else_is_as_transformers_renders_it(tokenizer: Any, options: dict[str, Any]) -> None:
     tokenizer.chat_template = TEMPLATE
     chat = [CHAT[0] | {"x": None}, *CHAT[1:]]
-    oracle = PreTrainedTokenizerBase.apply_chat_template(tokenizer, chat, tokenize=False, **options)
+    # without the key that has no value, which transformers drops from after 5.19 on
+    oracle = PreTrainedTokenizerBase.apply_chat_template(tokenizer, CHAT, tokenize=False, **options)
     assert tokenizer.apply_chat_template(chat, tokenize=False, **options) == oracle
     for made in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
         assert made.apply_chat_template(chat, tokenize=False, **options) == oracle

@@ -50,6 +50,7 @@ def render(
 ) -> Any:
     """Return one conversation as text, as ``PreTrainedTokenizerBase.apply_chat_template`` does.
 
+    A message's key without a value is dropped, which transformers up to 5.19 hands to the template as ``None``.
     All else that it does, such as tensors of token ids, rlplug does not ask for, and it is done here without limits.
 
     Raises:
