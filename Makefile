@@ -52,7 +52,7 @@ tested-oldest tested-newest: tested-%:
 	$(BOUNDS_PIP) torch 'setuptools>=77'
 	$(BOUNDS_PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %)
 	$(BOUNDS_PIP) 'rlplug[test,tensorboard]'
-	.venv-$*/bin/$(RUN_TESTS) tests/unit tests/integration
+	.venv-$*/bin/$(RUN_TESTS)
 	.venv-$*/bin/rlplug fit --config configs/quickstart.yaml
 
 tested-oldest: BOUNDS_PIP = .venv-oldest/bin/$(PIP_INSTALL) --constraint constraints-oldest.txt
