@@ -60,7 +60,7 @@ def load_tokenizer(
 def _require_model_folder(path: str, key: str) -> None:
     """Refuse a folder without ``config.json``, such as one that holds folders of models, or with links to nothing."""
     folder = Path(path)
-    if odd := [e.name for e in folder.glob("*") if not (e.is_file() or e.is_dir() and e.suffix != ".json")]:
+    if odd := [e.name for e in folder.glob("*") if not (e.is_file() or (e.is_dir() and e.suffix != ".json"))]:
         raise ConfigError(f"{key}.path {path!r}: {odd[0]} is no file, or a link to none: copy the model's files again.")
     if not folder.is_dir() or (folder / "config.json").is_file():
         return

@@ -161,7 +161,7 @@ def _kind(block: nn.Module, index: int, config: Any) -> Any:
 
 
 def _give_values(model: Any, plain: Any) -> None:
-    """Give parameters of both random values, which lie over others in memory, and computed or integer buffers theirs."""
+    """Give parameters of both random values, which lie over others in memory, and buffers of no weight their own."""
     saved = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     for each in (model, plain):
         list(rebuilt_buffers(each, {name: buffer for name, buffer in each.named_buffers() if name not in saved}))

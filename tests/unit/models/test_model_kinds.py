@@ -59,7 +59,11 @@ def folder(tmp_path):
         ("doge", SIZES, OWN),
         ("llama4_text", EXPERTS | {"head_dim": 12, "intermediate_size_mlp": 64, "attention_chunk_size": 32}, OWN),
         ("phimoe", EXPERTS | {"sliding_window": 5}, OWN),
-        ("phimoe", EXPERTS | {"router_jitter_noise": 0.01}, "noise that a run switches off"),  # which evaluation reads too
+        (
+            "phimoe",
+            EXPERTS | {"router_jitter_noise": 0.01},
+            "noise that a run switches off",
+        ),  # which evaluation reads too
         ("whisper", {"vocab_size": 32, "d_model": 32, "decoder_layers": 1, **WHISPER}, "does not know logits_to_keep"),
         ("roberta", SIZES, CRASHES),
         ("gptj", SIZES | {"rotary_dim": 4}, None),  # transformers' own attention reads borders in the positions
