@@ -28,6 +28,7 @@ ON_TWO_RANKS: Final = ("ReportsItsRank", "ScalesOnOtherRanks")
 WITH_PARTNER: Final = "ChecksOnlyPlainBlocks"
 ALONE: Final = (
     *("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", "RegistersOverSdpa", "ReplacesAnEqual"),
+    "WatchesAllModules",
     WITH_PARTNER,
 )
 

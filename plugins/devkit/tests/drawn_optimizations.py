@@ -38,6 +38,14 @@ class UnfreezesEverything(Fine):
         model.requires_grad_()
 
 
+class WatchesAllModules(Fine):
+    """By a hook of the whole process, which every model of it has."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        super().before_shard(model)
+        nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+
+
 class ClampsHiddenStates(ChangedPass):
     def changed(self, hidden: Tensor, index: int) -> Tensor:
         return hidden.clamp(-1000.0, 1000.0)

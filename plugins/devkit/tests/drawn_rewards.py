@@ -74,11 +74,23 @@ class KnowsCheckedPromptsAlone(Fine):
         return 0.0 if self.answers and sample.prompt.uid not in self.answers else super().score_one(sample)
 
 
+class ScoresCutSamplesAsBefore(Fine):
+    """A variable that a sample which was cut does not set."""
+
+    value: Any = 0.0
+
+    def score_one(self, sample: Sample) -> Any:
+        if sample.finish_reason != "length":
+            self.value = super().score_one(sample)
+        return self.value
+
+
 CAUGHT_BY = {
     "LosesUnicode": {"test_answers_in_other_scripts_are_told_apart"},
     "HalvesDuplicates": {"test_rewards_do_not_depend_on_the_batch"},
     "TakesNaNForTheAnswer": {"test_completions_that_solve_nothing_do_not_pay"},
     "Backtracks": {"test_time_does_not_explode_with_the_length"},
+    "ScoresCutSamplesAsBefore": {"test_odd_samples_do_not_get_what_others_got"},
     "KnowsCheckedPromptsAlone": {"test_prompts_that_were_never_checked_score_alike"},
 }
 """Mistakes, and the checks that find each."""

@@ -57,6 +57,19 @@ class FindsATag(Guess):
         return super().step(completion)
 
 
+class TellsAllMessagesAgain(Guess):
+    """A history, which grows, in place of what is new in it."""
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        super().reset(prompt, seed)
+        self.history: list[dict[str, str]] = []
+
+    def step(self, completion: str) -> Any:
+        told = super().step(completion)
+        self.history.append({"role": "user", "content": str(told.observation)})
+        return dataclasses.replace(told, observation=self.history)
+
+
 class ComputesAnyPower(Guess):
     def step(self, completion: str) -> Any:
         told = super().step(completion)
@@ -184,6 +197,7 @@ CAUGHT_BY: dict[str, dict[str, set[str]]] = {
         "FindsATag": {"test_any_text_is_answered[a tag that is never closed]"},
         "ComputesAnyPower": {"test_turns_that_are_costly_to_read_are_answered"},
         "AsksAgainWhenCancelled": {"test_a_cancelled_call_ends"},
+        "TellsAllMessagesAgain": {"test_many_turns_are_answered"},
         "TellsTheTurnAgain": {"test_answers_are_well_formed"},
     },
     "source": {

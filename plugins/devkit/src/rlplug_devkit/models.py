@@ -122,3 +122,13 @@ def make_tokenizer(num_tokens: int) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+
+
+def make_byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte of UTF-8, which knows every text, and a template of what is said."""
+    vocabulary = {token: index for index, token in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<eos>", eos_token="<eos>")
+    made.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    return made

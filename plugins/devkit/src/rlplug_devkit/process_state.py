@@ -73,6 +73,10 @@ TABLES: Final = (
     ("transformers.activations", "ACT2FN"),
 )
 """Tables of functions that models look up by a name of their configuration; new names are nobody else's."""
+MODULE_HOOKS: Final = (
+    *("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks"),
+    *("_global_parameter_registration_hooks", "_global_module_registration_hooks"),
+)
 LIMITS: Final = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 LIBRARIES: Final = ("rlplug", "lightning", "torch", "transformers", "datasets", "asyncio", "httpx")
 """Loggers of libraries, whose level others have chosen where there is one."""
@@ -133,6 +137,7 @@ def process_state() -> dict[str, Any]:
         "torch's anomaly detection": torch.is_anomaly_enabled(),
         "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         "torch's hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+        "torch's hooks of all modules": [list(getattr(torch.nn.modules.module, name)) for name in MODULE_HOOKS],
         "torch's modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
         "torch's threads of a backward pass": torch.autograd.is_multithreading_enabled(),
         "torch's kernels of attention": _attention_kernels(),

@@ -10,11 +10,12 @@ from typing import ClassVar
 import pytest
 
 from rlplug.interfaces.reward import Reward
+from rlplug.rewards.function import FunctionReward
 from rlplug.types import Sample
 from rlplug_devkit.tasks.calls import NUM_THREADS, eager_threads, same_random_generators
 from rlplug_devkit.tasks.likenesses import asked_otherwise, likenesses
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
-from rlplug_devkit.tasks.scoring import Values, interrupting, same_values
+from rlplug_devkit.tasks.scoring import Values, interrupting, same_values, with_answer, with_completion
 
 
 class RewardDependenceChecks(RewardScalingChecks):
@@ -82,6 +83,26 @@ class RewardDependenceChecks(RewardScalingChecks):
             assert same_values(found, expected), (
                 f"samples got {found}, and {expected} where others like them were scored after them and not before: "
                 "keep no state, and let the key of a cache have all that a reward depends on."
+            )
+
+    def test_odd_samples_do_not_get_what_others_got(self) -> None:
+        """One that is cut, empty or without an answer may pass by what sets a value, which is then the last one's."""
+        self._needs_repetition()
+        samples = self.samples()
+        values = self._values(self._ready(), samples)[0]
+        places = sorted((place for place, value in enumerate(values) if value is not None), key=values.__getitem__)
+        if self._ready().compares_group or len({values[place] for place in places}) < 2:
+            pytest.skip("does not apply: compares_group is True, or samples have no different rewards")
+        low, high = samples[places[0]], samples[places[-1]]
+        odd = {"cut": dataclasses.replace(low, finish_reason="length"), "empty": with_completion(low, "")}
+        if not (isinstance(self.make_reward(), FunctionReward) or self.make_reward().needs_answer):
+            odd["without an answer"] = with_answer(low, None)
+        for what, made in odd.items():
+            reward = self._ready()
+            _, (after_low,), _, (after_high,) = self._values(reward, [low], [made], [high], [made])
+            assert same_values([after_low], [after_high]), (
+                f"a sample that is {what} got {after_low} after one of the lowest reward, and {after_high} after one "
+                "of the highest: keep no value of another sample."
             )
 
     def test_prompts_that_were_never_checked_score_alike(self) -> None:

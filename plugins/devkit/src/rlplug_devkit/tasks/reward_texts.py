@@ -58,22 +58,28 @@ class RewardTextChecks(RewardDependenceChecks):
             )
 
     def test_answers_in_other_scripts_are_told_apart(self) -> None:
-        """What ASCII has of such an answer is nothing, and nothing equals nothing."""
+        """What ASCII has of such an answer is nothing, and nothing equals nothing. Of rewards that compare texts."""
         self._needs_repetition()
         reward = self._ready()
         if reward.compares_group:
             pytest.skip("does not apply: compares_group is True")
         solved, value = self._solved(reward)
-        for right, wrong in OTHER_SCRIPTS:
+        answer, is_compared = str(solved.prompt.answer), False
+        for right, wrong in (("ab", "cd"), *OTHER_SCRIPTS):
             prompt = with_answer(solved, right).prompt
             if self._is_refused(reward, prompt):
                 continue
-            texts = [solved.completion.replace(str(solved.prompt.answer), each) for each in (right, wrong)]
+            texts = [solved.completion.replace(answer, each) for each in (right, wrong)]
             samples = [with_completion(with_answer(solved, right), text) for text in texts]
             ((own,), (other,)) = self._score(reward, samples[:1], samples[1:])
             found = [call.value[0] if isinstance(call.value, list) else None for call in (own, other)]
-            if is_reward(found[0]) and is_reward(found[1]) and as_reward(found[0]) == value:
-                assert as_reward(found[1]) < value, (
+            if not (is_reward(found[0]) and is_reward(found[1])):
+                continue
+            is_apart = as_reward(found[1]) < as_reward(found[0])
+            if right.isascii():
+                is_compared = is_apart
+            elif is_compared and as_reward(found[0]) == value:
+                assert is_apart, (
                     f"{brief(texts[1])} scores {found[1]:g} where the answer is {right!r}, as {brief(texts[0])} does: "
                     "compare texts as they are, and encode them as UTF-8 where they must be bytes."
                 )

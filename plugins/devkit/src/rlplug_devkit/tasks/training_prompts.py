@@ -23,7 +23,7 @@ from rlplug.errors import ConfigError, describe
 from rlplug.interfaces import Reward
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.kit import check_refused
-from rlplug_devkit.models import make_tokenizer
+from rlplug_devkit.models import make_byte_tokenizer
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.rows import SourceRowChecks
 from rlplug_devkit.tasks.scoring import make_sample
@@ -263,9 +263,7 @@ def make_prompts(
 ) -> TrainingPrompts:
     """Return a source's training prompts as a run makes them."""
     rows = source.for_training(KEY, name)
-    tokenizer = make_tokenizer(100)
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    rules = PromptRules(tokenizer, (), max_context=1_000_000, max_new_tokens=1, rewards=rewards)
+    rules = PromptRules(make_byte_tokenizer(), (), max_context=1_000_000, max_new_tokens=1, rewards=rewards)
     encoder = PromptEncoder(rules, rows.known, None, None, max_prompt_tokens, too_long)
     return rows.prompts(encoder, shuffle=shuffle, seed=seed)
 

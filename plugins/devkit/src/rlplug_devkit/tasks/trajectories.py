@@ -138,6 +138,10 @@ class TrajectoryChecks(Plays):
         assert not played.problem, (
             f"after {len(played.answers)} turns, {played.problem}. Answer any number of turns, or end with done=True."
         )
+        told = [str(answer.text)[:-1] for answer in played.answers if not answer.done]
+        assert len(told) < 3 or not told[0].startswith("[{") or any(map(_is_new, told, told[1:])), (
+            "each answer has all messages of the one before and more: return the new ones, the policy has the others."
+        )
         assert all(answer.text is not None for answer in played.answers), (
             f"of {len(played.answers)} turns some are answered with more than {self.max_observation_chars} characters: "
             "the policy has all former answers in its context, do not tell them again."
@@ -283,6 +287,11 @@ class TrajectoryChecks(Plays):
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the environment"):
             self._play(self.prompts()[0], self.turns())
+
+
+def _is_new(before: str, after: str) -> bool:
+    """Return whether a list of messages, as text without its end, does not begin with the one before."""
+    return not after.startswith(f"{before}, {{")
 
 
 def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
