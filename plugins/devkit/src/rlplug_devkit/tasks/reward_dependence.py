@@ -90,10 +90,10 @@ class RewardDependenceChecks(RewardScalingChecks):
         self._needs_repetition()
         samples = self.samples()
         values = self._values(self._ready(), samples)[0]
-        places = sorted((place for place, value in enumerate(values) if value is not None), key=values.__getitem__)
-        if self._ready().compares_group or len({values[place] for place in places}) < 2:
+        places = sorted((value, place) for place, value in enumerate(values) if value is not None)
+        if self._ready().compares_group or len({value for value, _ in places}) < 2:
             pytest.skip("does not apply: compares_group is True, or samples have no different rewards")
-        low, high = samples[places[0]], samples[places[-1]]
+        low, high = samples[places[0][1]], samples[places[-1][1]]
         odd = {"cut": dataclasses.replace(low, finish_reason="length"), "empty": with_completion(low, "")}
         if not (isinstance(self.make_reward(), FunctionReward) or self.make_reward().needs_answer):
             odd["without an answer"] = with_answer(low, None)
