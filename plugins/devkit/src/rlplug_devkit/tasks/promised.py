@@ -183,6 +183,7 @@ OF_EVERY_TASK: Final[Mapping[str, Sequence[str]]] = {
         "rewards_repeat",
         "another_process_scores_alike",
         "what_was_scored_before_changes_nothing",
+        "odd_samples_do_not_get_what_others_got",
         "a_pickled_reward_scores_alike",
     ),
 }

@@ -15,7 +15,7 @@ from rlplug.types import Sample
 from rlplug_devkit.tasks.calls import NUM_THREADS, eager_threads, same_random_generators
 from rlplug_devkit.tasks.likenesses import asked_otherwise, likenesses
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
-from rlplug_devkit.tasks.scoring import Values, interrupting, same_values, with_answer, with_completion
+from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer, with_completion
 
 
 class RewardDependenceChecks(RewardScalingChecks):
@@ -83,26 +83,6 @@ class RewardDependenceChecks(RewardScalingChecks):
             assert same_values(found, expected), (
                 f"samples got {found}, and {expected} where others like them were scored after them and not before: "
                 "keep no state, and let the key of a cache have all that a reward depends on."
-            )
-
-    def test_odd_samples_do_not_get_what_others_got(self) -> None:
-        """One that is cut, empty or without an answer may pass by what sets a value, which is then the last one's."""
-        self._needs_repetition()
-        samples = self.samples()
-        values = self._values(self._ready(), samples)[0]
-        places = sorted((value, place) for place, value in enumerate(values) if value is not None)
-        if self._ready().compares_group or len({value for value, _ in places}) < 2:
-            pytest.skip("does not apply: compares_group is True, or samples have no different rewards")
-        low, high = samples[places[0][1]], samples[places[-1][1]]
-        odd = {"cut": dataclasses.replace(low, finish_reason="length"), "empty": with_completion(low, "")}
-        if not (isinstance(self.make_reward(), FunctionReward) or self.make_reward().needs_answer):
-            odd["without an answer"] = with_answer(low, None)
-        for what, made in odd.items():
-            reward = self._ready()
-            _, (after_low,), _, (after_high,) = self._values(reward, [low], [made], [high], [made])
-            assert same_values([after_low], [after_high]), (
-                f"a sample that is {what} got {after_low} after one of the lowest reward, and {after_high} after one "
-                "of the highest: keep no value of another sample."
             )
 
     def test_prompts_that_were_never_checked_score_alike(self) -> None:
@@ -196,3 +176,26 @@ class RewardDependenceChecks(RewardScalingChecks):
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the reward"):
             self._score(self._ready(), self.samples())
+
+    def test_odd_samples_do_not_get_what_others_got(self) -> None:
+        """One that is cut, empty or without an answer may pass by what sets a value, which is then the last one's."""
+        self._needs_repetition()
+        samples = self.samples()
+        values = self._values(self._ready(), samples)[0]
+        places = sorted((value, place) for place, value in enumerate(values) if value is not None)
+        if self._ready().compares_group or len({value for value, _ in places}) < 2:
+            pytest.skip("does not apply: compares_group is True, or samples have no different rewards")
+        low, high = samples[places[0][1]], samples[places[-1][1]]
+        odd = {"cut": dataclasses.replace(low, finish_reason="length"), "empty": with_completion(low, "")}
+        if not (isinstance(self.make_reward(), FunctionReward) or self.make_reward().needs_answer):
+            odd["without an answer"] = with_answer(low, None)
+        for what, made in odd.items():
+            reward = self._ready()
+            _, (after_low,), _, (after_high,) = self._score(reward, [low], [made], [high], [made])
+            if after_low.error or after_high.error:
+                continue
+            found = [[each if is_reward(each) else None for each in call.value] for call in (after_low, after_high)]
+            assert same_values(*found), (
+                f"a sample that is {what} got {found[0]} after one of the lowest reward, and {found[1]} after one of "
+                "the highest: keep no value of another sample."
+            )
