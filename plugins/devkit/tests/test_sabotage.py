@@ -25,6 +25,7 @@ MISSING = {
     f"test_missing_name_is_refused[{name}]"
     for name in ("embed_tokens", "layers.0.mlp.gate_proj", "layers.1.self_attn.k_proj", "norm")
 }
+ADDITIONAL = {f"test_additional_name_is_refused[{place}]" for place in ("first", "last")}
 DRAWN_AT = "test_tokens_follow_the_distribution[temperature={},top_p={},top_k={}]"
 SAID_AT = "test_logprobs_are_of_the_sampled_distribution[temperature={},top_p={},top_k={}]"
 STREAMING = {
@@ -37,6 +38,7 @@ STREAMING = {
     "test_abort_returns_what_there_is",
     "test_abort_returns_what_waits_too",
     "test_abort_of_what_is_done_changes_nothing",
+    "test_abort_stops_only_what_has_its_name",
 }
 
 NOT_FP8 = {
@@ -157,15 +159,21 @@ CAUGHT_BY = {
             "test_unknown_name_is_refused",
             "test_sync_that_breaks_off_is_refused",
             *MISSING,
+            *ADDITIONAL,
         },
     },
     "TestNames": {
-        "AcceptsAnyNames": {"test_unknown_name_is_refused", *MISSING},
+        "AcceptsAnyNames": {"test_unknown_name_is_refused", *MISSING, *ADDITIONAL},
         "AcceptsHalfASync": {"test_sync_that_breaks_off_is_refused"},
         "MiscountsBytes": {"test_every_bucket_is_consumed_and_reported"},
     },
     "TestFailedSyncs": {
-        "StaysInAFailedSync": {"test_unknown_name_is_refused", "test_sync_that_breaks_off_is_refused", *MISSING},
+        "StaysInAFailedSync": {
+            "test_unknown_name_is_refused",
+            "test_sync_that_breaks_off_is_refused",
+            *MISSING,
+            *ADDITIONAL,
+        },
     },
     "TestSwappedScales": {"SwapsScales": WRONG_SCALES},
     "TestTransposedBlocks": {"TransposesBlocks": WRONG_SCALES},
@@ -279,7 +287,7 @@ def test_report_says_what_was_claimed_and_checked(outcomes):
         "skipped test_death_of_its_processes_is_a_fault: CapableRollout has no processes of its own on this machine",
         "disaggregated not claimed not checked by this kit",
         "sleep claimed 4 passed, 1 not applied by sleeps before the first sync, round of a step,",
-        "restart claimed 1 passed by starts again after close streaming claimed 12 passed, 1 not applied by",
+        "restart claimed 1 passed by starts again after close streaming claimed 14 passed, 1 not applied by",
         "fp8_refit not claimed not checked by this kit",
     ):
         assert words in report, report

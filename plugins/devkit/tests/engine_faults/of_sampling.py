@@ -282,6 +282,14 @@ class SeedsByVersion(Plain):
         return super().generate(changed, sampling)
 
 
+@fault(SEEDS, "test_equal_seeds_repeat")
+class MixesVersionsIntoSeeds(Plain):
+    """Flips bits of seeds by the version of the weights, which one request in a few does not show."""
+
+    def generate(self, requests, sampling):
+        return super().generate([dataclasses.replace(r, seed=r.seed ^ self._version) for r in requests], sampling)
+
+
 @fault(SAID, "test_logprobs_are_of_the_sampled_distribution", "base 2")
 class SaysBase2(EditsCompletions):
     """Returns logarithms to base 2."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 from engine_faults.faults import Capable, fault
+from rlplug.interfaces import Placement, PolicySpec
 from rlplug.types import Completion, Request, SamplingParams
 
 STREAM = "streaming"
@@ -79,3 +81,21 @@ class CollectsUntilItsTimeIsOver(Capable):
         while time.monotonic() < ends_at:
             found += super().collect(min(0.05, timeout_s))
         return found
+
+
+@fault(STREAM, "test_abort_stops_only_what_has_its_name")
+class AbortsByTheirBeginning(Capable):
+    """Aborts all requests whose names begin with the given one."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        super().abort([name for name in self._unfinished if name.startswith(tuple(request_ids))])
+
+
+@fault(STREAM, "test_a_start_forgets_what_ran_before", "submitted before close")
+class HandsOutFormerCompletions(Capable):
+    """Keeps its queue of completions when it starts again."""
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        former = self.__dict__.get("_finished")
+        super().start(policy, placement)
+        self._finished = self._finished if former is None else former

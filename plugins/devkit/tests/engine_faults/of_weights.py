@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine_faults.faults import Capable, Plain, fault
-from rlplug.interfaces import Bucket, SyncReport
+from rlplug.errors import RunError
+from rlplug.interfaces import Bucket, Placement, PolicySpec, SleepingPart, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
 SYNC, MEMORY = "weight sync", "memory"
@@ -337,3 +338,55 @@ class SleepsOnce(Capable):
             for parameter in self._model.parameters():
                 parameter.data.zero_()
         super().wake(part)
+
+
+@fault(SYNC, "test_additional_name_is_refused")
+class LooksForNamesThatLack(Plain):
+    """Looks at unknown names only where a weight is missing."""
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        known, strays = dict(self._model.named_parameters()), list[str]()
+
+        def kept() -> Iterator[Bucket]:
+            for bucket in buckets:
+                strays.extend(name for name, _ in bucket if name not in known)
+                yield [(name, tensor) for name, tensor in bucket if name in known]
+
+        try:
+            return super().update_weights(kept(), version)
+        except RunError as error:
+            raise RunError(f"{error} It has {strays} instead.") from error
+
+
+@fault(SYNC, "test_round_of_a_step", "no answer of before")
+class KeepsAnswersThroughItsSleep(Capable):
+    """Forgets its answers when weights come, and not when they come to an engine that slept."""
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        super().start(policy, placement)
+        self._answers: dict[tuple[object, ...], Completion] = {}
+        self._sleeps = False
+
+    def sleep(self) -> None:
+        self._sleeps = True
+        super().sleep()
+
+    def wake(self, part: SleepingPart) -> None:
+        super().wake(part)
+        self._sleeps = self._sleeps and part == "weights"
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        if not self._sleeps:
+            self._answers = {}
+        return super().update_weights(buckets, version)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        keys = [(r.prompt_ids, r.seed, r.limit(sampling), sampling) for r in requests]
+        answers = dict(zip(keys, super().generate(requests, sampling), strict=True))
+        if not self.is_stopping() and sampling.is_greedy:
+            self._answers = answers | self._answers
+            answers = self._answers
+        return [
+            dataclasses.replace(answers[key], request_id=r.request_id, policy_version=self._version)
+            for key, r in zip(keys, requests, strict=True)
+        ]

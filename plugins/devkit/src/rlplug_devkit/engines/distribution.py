@@ -152,10 +152,13 @@ class DistributionChecks(EngineChecks):
             first, again = bench.generate(twins, sampling), bench.generate(twins[::-1], sampling)
             self.assert_same_tokens(first, [first[1], first[0]], f"one batch, with the seed {seed}")
             self.assert_same_tokens(first, again, f"two calls, with the seed {seed}")
+        requests = bench.requests("repeats", [5, 9], num_samples=8)  # one alone may end with its first token
+        first = bench.generate(requests, sampling)
         bench.sync()
-        self.assert_same_tokens(
-            first, bench.generate(twins, sampling), "two calls with a sync of the same weights between"
-        )
+        again = bench.generate(requests, sampling)
+        self.assert_same_tokens(first, again, "two calls with a sync of the same weights between")
+        renamed = [replace(request, request_id=f"renamed {index}") for index, request in enumerate(requests)]
+        self.assert_same_tokens(first, bench.generate(renamed, sampling), "two calls with other request ids")
 
     def test_seed_decides_whatever_else_is_in_the_batch(self, bench: Bench) -> None:
         bench.holding()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -63,6 +63,46 @@ class FirstChecks(EngineChecks):
 
 class CounterChecks(EngineChecks):
     """Checks of ``stats`` and ``advice``."""
+
+    def test_counters_begin_anew_with_each_call_of_stats(self, bench: Bench) -> None:
+        """A counter that keeps what it returned grows by the same work each time, and stays where nothing was done."""
+        bench.holding("endless")
+        self._counted(bench, [3, 9])  # caches are full from now on
+        seen = [(self._counted(bench, [3, 9]), bench.running().stats()) for _ in range(3)]
+        for name in self._in_all([stats for pair in seen for stats in pair]):
+            values, idle = [worked[name] for worked, _ in seen], [then[name] for _, then in seen]
+            assert not (values == idle and values[0] < values[1] < values[2]), (
+                f"stats()[{name!r}] was {values} after three times the same requests, and stayed so without any: "
+                "count since the last call of stats, and begin anew."
+            )
+
+    def test_counters_are_of_all_rollouts_since_the_last_call(self, bench: Bench) -> None:
+        """A step may have several rollouts, and the core asks once."""
+        bench.holding("endless")
+        works = ([3, 9], [4, 5, 6, 7, 8])
+        for work in works:
+            self._counted(bench, work)
+        alone = [[self._counted(bench, work) for work in works] for _ in range(2)]
+        both = [[self._counted(bench, *order) for order in (works, works[::-1])] for _ in range(2)]
+        idle = bench.running().stats()
+        for name in self._in_all([*alone[0], *alone[1], *both[0], *both[1], idle]):
+            (small, large), *repeated = ([stats[name] for stats in pair] for pair in (*alone, *both))
+            is_counter = idle[name] == 0 != small != large and repeated[0] == [small, large]
+            assert not (is_counter and repeated[1] == repeated[2] == [large, small]), (
+                f"stats()[{name!r}] is {small} and {large} after two rollouts, and that of the last one alone after "
+                "both: count all rollouts since the last call of stats."
+            )
+
+    def _counted(self, bench: Bench, *rollouts: Sequence[int]) -> Mapping[str, float]:
+        """Return the counters of these rollouts, each of prompts of these lengths."""
+        bench.running().stats()
+        for lengths in rollouts:
+            bench.generate(bench.requests("counted", lengths), SamplingParams(6))
+        return bench.running().stats()
+
+    def _in_all(self, counters: Sequence[Mapping[str, float]]) -> list[str]:
+        """Return the names that all of these have; some are measured now and then."""
+        return sorted(set.intersection(*({*each} for each in counters)))
 
     def test_stats_are_finite(self, bench: Bench) -> None:
         engine = bench.holding()
@@ -145,6 +185,32 @@ class LastChecks(EngineChecks):
                 f"started again with the end token {end} alone, generate returned {ids} as "
                 f"{completion.finish_reason!r}: start must take its PolicySpec anew, and keep nothing of a former one."
             )
+
+    @applies_to("streaming")
+    def test_a_start_forgets_what_ran_before(self, bench: Bench) -> None:
+        """After a fault the core asks again for what did not come back, by the same names."""
+        if not bench.capabilities.restart:
+            pytest.skip(f"{DOES_NOT_APPLY}{bench.engine_name} cannot restart")
+        engine = bench.holding("endless", family=bench.family)
+        requests = bench.requests("asked twice", [3, 8], num_samples=2)
+        engine.submit(requests[:2], SamplingParams(3))
+        engine.submit(requests[2:], SamplingParams(bench.max_context - 10))
+        time.sleep(0.3)  # some are done and not collected, some run
+        bench.close()
+        bench.start()
+        bench.sync("endless")
+        advice = "close ends what runs and drops what was not collected: a start begins with no requests."
+        early = [completion.request_id for completion in engine.collect(0.3)]
+        assert not early, f"started again, collect returned {early}, which were submitted before close. {advice}"
+        engine.submit(requests, SamplingParams(5))
+        lengths: dict[str, list[int]] = {}
+        deadline = time.monotonic() + self.deadline_s
+        while len(lengths) < len(requests) and time.monotonic() < deadline:
+            for completion in engine.collect(1.0):
+                lengths.setdefault(completion.request_id, []).append(len(completion.token_ids))
+        assert lengths == {request.request_id: [5] for request in requests}, (
+            f"requests that were submitted again after a restart, for 5 tokens each, gave {lengths}. {advice}"
+        )
 
     def test_closes_twice(self, bench: Bench) -> None:
         bench.holding("first", family=bench.family)

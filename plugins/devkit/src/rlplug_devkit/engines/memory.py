@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.types import GIB
 from rlplug_devkit.claims import DOES_NOT_APPLY, applies_to
 from rlplug_devkit.engines.base import EngineChecks
-from rlplug_devkit.engines.bench import GREEDY, Bench
+from rlplug_devkit.engines.bench import GREEDY, Bench, Variant
 from rlplug_devkit.models import Family
 from rlplug_devkit.process_state import holdings
 
@@ -21,6 +23,8 @@ NUM_ROUNDS = 8
 NUM_MEASURED = 3
 """How often growth is measured before it counts as a leak."""
 DEVICE_BYTES = 80 * GIB
+VARIANTS: tuple[Variant, ...] = ("changed", "first")
+"""Weights of the rounds of a step, one after the other."""
 
 
 class PlanChecks(EngineChecks):
@@ -47,6 +51,21 @@ class PlanChecks(EngineChecks):
             f"plan_memory gives {small[0].weights} bytes to the weights of a model with {small[1].parameters} "
             f"parameters, and {large[0].weights} to {large[1].parameters}."
         )
+
+    def test_sizes_are_its_own_options(self, bench: Bench) -> None:
+        """``rlplug plan`` writes them below ``rollout``, and a run makes the engine with them."""
+        engine = bench.settings.make_engine()
+        for requests, prompt_tokens in ((1, 512), (1024, 16384)):
+            sizes = engine.size_options(bench.spec_of("llama"), requests, prompt_tokens)
+            assert isinstance(sizes, Mapping), f"size_options returned {sizes!r}: return options by name, or {{}}."
+            taken = inspect.signature(type(engine)).parameters
+            if any(option.kind is inspect.Parameter.VAR_KEYWORD for option in taken.values()):
+                continue  # it passes them on: only the one who takes them knows them
+            unknown = sorted(sizes.keys() - taken.keys())
+            assert not unknown, (
+                f"size_options({requests}, {prompt_tokens}) returned {unknown[0]!r}, which is no option of the engine: "
+                f"{bench.engine_name} has {', '.join(taken) or 'none'}."
+            )
 
     def plan_of(self, bench: Bench, family: Family) -> tuple[Any, EngineMemoryRequest]:
         """Return what an engine that was never started plans for a model, and what it was asked."""
@@ -124,15 +143,17 @@ class SleepChecks(EngineChecks):
     @applies_to("sleep")
     def test_round_of_a_step(self, bench: Bench) -> None:
         bench.holding()
-        for _ in range(2):
+        for variant in VARIANTS:
+            bench.generate(bench.requests("round", [3, 400]), GREEDY)  # before the sleep, with other weights
             bench.sleep()
-            bench.wake_and_sync()
+            bench.wake_and_sync(variant)
             bench.assert_holds(
-                "changed",
+                variant,
                 "round",
                 [3, 400],
                 'After sleep, wake("weights"), update_weights and wake("kv_cache") the engine must be like new: all '
-                "weights are those that were sent, and no block of the former KV cache counts as filled.",
+                "weights are those that were sent, no block of the former KV cache counts as filled, and no answer of "
+                "before is given again.",
             )
 
     @applies_to("sleep")

@@ -22,6 +22,8 @@ from rlplug_devkit.reference import ReferencePolicy
 LEAST_AGREEMENT: Final = 0.7
 """Share of tokens and layers in which engine and reference must choose the same experts. Round-off changes a few;
 experts of other tokens or layers agree in 1 of 28, two of eight experts."""
+LEAST_IN_EACH: Final = 0.5
+"""The same of each completion, which may have few tokens."""
 SAMPLING: Final = SamplingParams(max_new_tokens=8)
 OF_THEIR_TOKENS: Final = (
     "Entry t of Completion.routed_experts must be what the routers chose when they read token t of prompt and "
@@ -85,6 +87,11 @@ def assert_agree(
         expected = reference_experts(bench.policy(variant), request, completion)
         agrees = (numpy.sort(experts[:-1], -1) == numpy.sort(expected[:-1], -1)).all(-1)[is_known]
         same, total = same + int(agrees.sum()), total + agrees.size
+        assert agrees.sum() >= LEAST_IN_EACH * agrees.size, (  # a long prompt must not outweigh the others
+            f"of {agrees.size} (token, layer) pairs of {request.request_id}, with {len(request.prompt_ids)} "
+            f"tokens of prompt, engine and reference chose the same in {agrees.sum()}: look for padding and rows of "
+            f"other requests. {advice}"
+        )
     assert same >= LEAST_AGREEMENT * total, (
         f"of {total} (token, layer) pairs, engine and reference chose the same experts in {same}. {advice}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -212,6 +213,22 @@ class StreamingChecks(EngineChecks):
         engine.abort([request.request_id for request in requests])
         reasons = {completion.finish_reason for completion in self.collect(engine, requests)}
         assert reasons <= {"abort", "length"}, f"aborted requests came back as {sorted(reasons)}."
+
+    @applies_to("streaming")
+    def test_abort_stops_only_what_has_its_name(self, bench: Bench) -> None:
+        """Names of requests may begin or end alike: an engine's library may take a part of one for several."""
+        engine, (request,) = bench.holding("endless"), bench.requests("alike", [3])
+        name, sampling = request.request_id, self._endless(bench)
+        others = [replace(request, request_id=each) for each in (f"{name}0", f"{name}/1", f"0{name}", name.upper())]
+        engine.submit([request], sampling)
+        engine.submit(others, SamplingParams(40))
+        engine.abort([name])
+        for completion in self.collect(engine, [request, *others])[1:]:
+            found = (completion.finish_reason, len(completion.token_ids))
+            assert found == ("length", 40), (
+                f"after abort([{name!r}]), {completion.request_id!r} came back as {found[0]!r} with {found[1]} of 40 "
+                "tokens: abort stops the requests that it names, and none of a similar name."
+            )
 
     @applies_to("streaming")
     def test_abort_of_what_is_done_changes_nothing(self, bench: Bench) -> None:

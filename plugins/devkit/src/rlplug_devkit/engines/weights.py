@@ -174,6 +174,20 @@ class WeightChecks(RefusalChecks):
         bench.holding()
         self.assert_refuses_sync(bench, misnamed(), "upp_roj", "a name that the engine does not know")
 
+    @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+    def test_additional_name_is_refused(self, bench: Bench, place: int) -> None:
+        """All of the engine's own weights come too, so that only the name itself can give it away."""
+
+        def extended() -> Iterator[Bucket]:
+            buckets = list(bench.policy("changed").buckets(self.placement().device, max_bytes=1))
+            name, value = buckets[-1][0]
+            stray = [(name.replace(".weight", ".weight_of_another_model"), value.clone())]
+            yield from [stray, *buckets] if place == 0 else [*buckets, stray]
+
+        bench.holding()
+        what = f"all weights and a name that the engine does not know, which comes {'last' if place else 'first'}"
+        self.assert_refuses_sync(bench, extended(), "weight_of_another_model", what)
+
     @pytest.mark.parametrize("missing", ["embed_tokens", "layers.1.self_attn.k_proj", "layers.0.mlp.gate_proj", "norm"])
     def test_missing_name_is_refused(self, bench: Bench, missing: str) -> None:
         """The missing weight may be one part of a weight that engines fuse."""
