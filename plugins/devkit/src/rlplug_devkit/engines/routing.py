@@ -14,7 +14,7 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.models.routers import replay_routers
 from rlplug.rollout.routed_experts import RouterRecorder, check_routed_experts
 from rlplug.types import NOT_RECORDED, Completion, Request, SamplingParams
-from rlplug_devkit.claims import applies_to
+from rlplug_devkit.claims import DOES_NOT_APPLY, applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import Bench, Variant
 from rlplug_devkit.reference import ReferencePolicy
@@ -58,6 +58,8 @@ class RoutingChecks(EngineChecks):
 
     @applies_to("routed_experts")
     def test_replaying_routed_experts_does_not_raise_the_mismatch(self, bench: Bench) -> None:
+        if not bench.capabilities.logprobs:
+            pytest.skip(f"{DOES_NOT_APPLY}{bench.engine_name} claims no 'logprobs' to compare")
         bench.holding("first", family="routed")
         requests = bench.requests("replayed", [3, 50], num_samples=4)
         completions = bench.generate(requests, SAMPLING)
