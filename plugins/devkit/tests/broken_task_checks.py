@@ -7,6 +7,7 @@ import broken_rewards
 import broken_sources
 import careless_tasks
 import drawn_rewards
+import drawn_tasks
 import hasty_tasks
 import likely_tasks
 import published_tasks
@@ -48,7 +49,7 @@ SCALED = [[1 / 2, 1 / 16, 1.0, 1 / 12], [6 / 11, 13 / 88, 1.0, 1 / 6]]
 
 for kind, mistakes in CAUGHT_BY.items():
     for name in ("Fine", "Guess", "Rows")[list(KITS).index(kind)], *mistakes:
-        drawn = (published_tasks, drawn_rewards)
+        drawn = (published_tasks, drawn_rewards, drawn_tasks)
         modules = (MORE[kind], careless_tasks, hasty_tasks, likely_tasks, *drawn, SIMPLE[kind])
         part = next(vars(module)[name] for module in modules if hasattr(module, name))
         settings = {kind: part, "defaults": getattr(part, "DEFAULTS", {})}
@@ -67,6 +68,8 @@ for kind, mistakes in CAUGHT_BY.items():
             settings["broken_options"] = lambda _, part=part, wrong=wrong: [(*wrong, lambda: part(**wrong))]
         if hasattr(part, "ENDLESS"):
             settings["endless_turn"] = lambda _, turn=part.ENDLESS: turn
+        if hasattr(part, "ROWS"):
+            settings["sample_rows"] = part.ROWS
         if hasattr(part, "BROKEN_ANSWER"):
             settings["broken_prompts"] = lambda _, answer=part.BROKEN_ANSWER: [make_prompt("?", answer)]
         globals()[f"Test{name}"] = type(f"Test{name}", (KITS[kind],), settings)

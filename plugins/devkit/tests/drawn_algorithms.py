@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from broken_algorithms import Fine, present
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
-from rlplug.types import Batch, StepBatch
+from rlplug.types import Batch, Sample, StepBatch
 
 
 class MeasuresStalenessInTheMicroBatch(Fine):
@@ -33,6 +35,43 @@ class SkipsWhatTeachesNothing(Fine):
         return LossOutput(
             torch.zeros((), requires_grad=True), {"made/ratio": ratio.sum() / max(denominators.num_tokens, 1)}
         )
+
+
+class SelectsWhatIsNew(Fine):
+    """Leaves out completions of an earlier group or step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[bytes] = set()
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        texts = [sample.token_ids.tobytes() for sample in group]
+        new = [sample for sample, text in zip(group, texts, strict=True) if text not in self.known]
+        self.known.update(texts)
+        return new or group
+
+
+class KeepsTheMeanOfItsRank(Fine):
+    """A baseline of the step before, of this rank's rewards alone; it begins alike on all ranks."""
+
+    mean = latest = 0.0
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        found = super().advantages(batch)
+        valid = batch.rewards[batch.reward_valid]
+        self.latest = float(valid.mean()) if len(valid) else 0.0
+        return dataclasses.replace(found, of_sequences=present(found.of_sequences) * (1 + self.mean))
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step(metrics)
+        self.mean = self.latest
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.mean = state["mean"]
 
 
 class WeighsByLength(Algorithm):

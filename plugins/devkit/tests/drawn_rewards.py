@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from simple_rewards import Fine, RewardChecks
 
+from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
 from rlplug.types import Prompt, RewardError, Sample
 
@@ -85,7 +86,59 @@ class ScoresCutSamplesAsBefore(Fine):
         return self.value
 
 
+class ScoresTextsOnce(Fine):
+    """Equal completions of a call are scored once, whatever was asked."""
+
+    batch_size = 8
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        scored = {sample.completion: self.score_one(sample) for sample in samples}
+        return [scored[sample.completion] for sample in samples]
+
+    def score_one(self, sample: Sample) -> Any:
+        value = super().score_one(sample)
+        return value if isinstance(value, RewardError) else value + len(sample.prompt.answer)
+
+
+class ChecksTheFirstSource(Fine):
+    """A run has a source to train on and one to validate with, and may mix several."""
+
+    BROKEN_ANSWER = 4
+    is_checked = False
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        if not self.is_checked:
+            self.is_checked = True
+            require_texts(prompts)
+
+
+class ChecksTheFirstPrompt(Fine):
+    BROKEN_ANSWER = 4
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        require_texts(prompts[:1])
+
+
+def require_texts(prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
+        if isinstance(prompt.answer, int):
+            raise ConfigError(f"{prompt.uid}: the answer is a number: give a text.")
+
+
+class PassesWithoutTests(Reward):
+    """All of no tests pass."""
+
+    ROWS: ClassVar[Any] = [{"completion": text, "has": ["a", "b"]} for text in ("a b", "a", "")]
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        return [float(all(test in each.completion for test in each.prompt.metadata.get("has", ()))) for each in samples]
+
+
 CAUGHT_BY = {
+    "ScoresTextsOnce": {"test_rewards_do_not_depend_on_the_batch"},
+    "ChecksTheFirstSource": {"test_prompts_that_cannot_be_scored_are_refused"},
+    "ChecksTheFirstPrompt": {"test_prompts_that_cannot_be_scored_are_refused"},
+    "PassesWithoutTests": {"test_a_missing_field_is_no_value"},
     "LosesUnicode": {"test_answers_in_other_scripts_are_told_apart"},
     "HalvesDuplicates": {"test_rewards_do_not_depend_on_the_batch"},
     "TakesNaNForTheAnswer": {"test_completions_that_solve_nothing_do_not_pay"},

@@ -20,6 +20,7 @@ import broken_rewards
 import broken_sources
 import careless_tasks
 import drawn_rewards
+import drawn_tasks
 import hasty_tasks
 import likely_tasks
 import published_tasks
@@ -87,6 +88,7 @@ CAUGHT_BY = {
 for kind, more in zip(CAUGHT_BY, (broken_rewards, broken_environments, broken_sources), strict=True):
     CAUGHT_BY[kind] |= more.CAUGHT_BY | careless_tasks.CAUGHT_BY[kind] | hasty_tasks.CAUGHT_BY[kind]
     CAUGHT_BY[kind] |= likely_tasks.CAUGHT_BY[kind] | published_tasks.CAUGHT_BY.get(kind, {})
+    CAUGHT_BY[kind] |= drawn_tasks.CAUGHT_BY.get(kind, {})
 CAUGHT_BY["reward"] |= drawn_rewards.CAUGHT_BY
 
 BY_ORDER = {"RemembersTurns": {"test_another_process_has_the_same_answers"}}

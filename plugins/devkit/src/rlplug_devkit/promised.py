@@ -46,6 +46,7 @@ ALGORITHM: Final[Mapping[str, Sequence[str]]] = {
     "One of the first two fields is given.": ("advantages_can_be_computed", "advantages_are_well_formed"),
     "Numbers over the whole step, the same on every rank: ``batch.step`` computes them.": (
         "ranks_get_what_one_rank_gets",
+        "ranks_stay_alike_from_step_to_step",
     ),
     "All tensors but ``per_token`` are float32 scalars.": ("losses_are_well_formed",),
     "the loop adds them up over micro-batches and ranks, as it does the loss.": (
@@ -77,7 +78,11 @@ ALGORITHM: Final[Mapping[str, Sequence[str]]] = {
         "selection_leaves_samples_alone",
     ),
     "in no order that an algorithm may rely on: a random draw is seeded by the run's seed, the step and "
-    "``group[0].group``.": ("selected_samples_are_the_groups", "steps_repeat_in_another_process"),
+    "``group[0].group``.": (
+        "selected_samples_are_the_groups",
+        "selection_knows_no_other_group",
+        "steps_repeat_in_another_process",
+    ),
     "A rank may have none.": ("a_rank_without_completions_is_served", "ranks_get_what_one_rank_gets"),
     "whose methods all ranks must call in the same order": ("ranks_get_what_one_rank_gets",),
     "Those with ``reward_valid`` false must neither count in a statistic nor get an advantage.": (

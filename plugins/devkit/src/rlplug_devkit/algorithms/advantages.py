@@ -117,6 +117,20 @@ class AdvantageChecks(AlgorithmChecks):
         assert type(refills) is int and refills >= 0, f"max_refills is {refills!r}: return 0 or more, an integer."  # noqa: PT018
         assert 1 <= algorithm.over_sampling < math.inf, f"over_sampling is {algorithm.over_sampling}: return 1 or more."
 
+    def test_selection_knows_no_other_group(self) -> None:
+        """Another rank may have had a group, or a later step may bring the same completions again."""
+        groups = groups_of([row.sample for row in self._rows()])
+        algorithm = self._ready()
+        for group, other in zip(groups, (*groups[1:], groups[0]), strict=True):
+            expected = [id(sample) for sample in self._ready().select(group)]
+            like = [*group[: len(group) // 2], *other[len(group) // 2 :]]
+            algorithm.select([dataclasses.replace(sample, group=len(groups) + group[0].group) for sample in like])
+            found = [id(sample) for sample in algorithm.select(group)]
+            assert found == expected, (
+                f"select chooses {len(found)} of a group where some of its completions were in an earlier group, and "
+                f"{len(expected)} of it alone: keep nothing of a call; another rank may have the other group."
+            )
+
     def test_the_step_is_left_as_it_was(self) -> None:
         """Rewards and logprobs are read again after the advantages, by metrics and by hooks of other plugins."""
         algorithm, rows = self._ready(), self._rows()

@@ -54,6 +54,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
     "A prompt's answer or metadata is not what the reward needs; the message names its uid.": (
         "prompts_without_a_needed_answer_are_refused",
         "prompts_that_cannot_be_scored_are_refused",
+        "a_missing_field_is_no_value",
         "answers_of_other_kinds_are_scored_or_refused",
     ),
     "Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.": (
@@ -104,6 +105,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     "Return the JSON schemas of the tools, for the chat template; called on one object at start.": (
         "tools_and_notes_are_readable",
         "tools_are_the_same_each_time",
+        "objects_that_were_not_asked_answer_alike",
     ),
     "Return what a person should know of it; called on one object at start": ("tools_and_notes_are_readable",),
     "Text of the turn, without the end token but with all other special tokens.": (

@@ -61,6 +61,15 @@ class PromptRuleChecks(DrawChecks):
         """A mixture gives each of its parts one."""
         first, again = (self._taken(self._training_prompts(SEED), NUM_DRAWN) for _ in range(2))
         assert is_same(first, again), f"the seed {SEED!r} draws other prompts each time."
+        here, there = self._drawn_by_text(), self._elsewhere("_drawn_by_text")
+        assert here == there, (
+            f"with the seed {SEED!r} another process draws {there} instead of {here}: so would another rank of a "
+            "mixture, and a resumed run. Make a number of the seed with hashlib, not with hash()."
+        )
+
+    def _drawn_by_text(self) -> list[str]:
+        """Return the uids of the first prompts that a seed of text draws."""
+        return [prompt.uid for prompt in self._taken(self._training_prompts(SEED), NUM_DRAWN)]
 
     def _drawn_of(self, **rules: Any) -> Sequence[Prompt]:
         """Return the prompts of a pass by rules of :func:`make_prompts`; none where a run is refused."""

@@ -114,10 +114,18 @@ class RewardCallChecks(Scores):
         return False
 
     def _require_refused(self, reward: Reward, prompt: Prompt, what: str) -> None:
+        self._require_refusal(reward, [prompt], what)
+        others, later = [sample.prompt for sample in self.samples()], self.make_reward()
+        later.check_prompts(others)
+        self._require_refusal(later, [prompt], f"of a second source, {what}")
+        self._require_refusal(self.make_reward(), [*others, prompt], f"behind others, {what}")
+
+    def _require_refusal(self, reward: Reward, prompts: Sequence[Prompt], what: str) -> None:
+        """Fail where ``check_prompts`` does not refuse the last of some prompts."""
         try:
-            reward.check_prompts([prompt])
+            reward.check_prompts(prompts)
         except ConfigError as error:
-            if prompt.uid not in str(error):
+            if prompts[-1].uid not in str(error):
                 pytest.fail(f"check_prompts raised {error}: name the prompt's uid.", pytrace=False)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the wrong one

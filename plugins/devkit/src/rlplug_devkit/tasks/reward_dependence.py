@@ -124,6 +124,23 @@ class RewardDependenceChecks(RewardScalingChecks):
         )
         alone = [value for sample in samples for (value,) in self._values(reward, [sample])]
         assert same_values(together, alone), f"alone samples got {alone}, and in one call {together}: score each alone."
+        self._require_apart(reward, samples, together)
+
+    def _require_apart(self, reward: Reward, samples: Sequence[Sample], values: Values) -> None:
+        """Fail where samples get other values beside the same completions of other tasks, in the same call."""
+        others = {"answers": self._with_other_answers(samples), "prompts": asked_otherwise(samples)}
+        for what, beside in others.items():
+            for place, sample in enumerate(samples):
+                pair = [sample, beside[place]]
+                for batch, own in ((pair, 0), (pair[::-1], 1)):
+                    ((call,),) = self._score(reward, batch, whole=True)
+                    if call.error or not isinstance(call.value, list) or len(call.value) != len(batch):
+                        continue  # a batch of a size or of answers that it does not take
+                    found = call.value[own] if is_reward(call.value[own]) else None
+                    assert same_values([found], [values[place]]), (
+                        f"beside the same completion with other {what}, in one call, a sample got {found}, and alone "
+                        f"{values[place]}: completions that are equal are not one sample."
+                    )
 
     def test_concurrent_calls_do_not_mix(self) -> None:
         """A run scores many samples at once; what one call keeps in ``self``, another overwrites."""

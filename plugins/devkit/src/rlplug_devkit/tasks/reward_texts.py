@@ -17,7 +17,7 @@ from rlplug_devkit.tasks.calls import HOSTILE
 from rlplug_devkit.tasks.exploits import exploits_of
 from rlplug_devkit.tasks.reward_calls import NUM_TIMED
 from rlplug_devkit.tasks.reward_dependence import RewardDependenceChecks
-from rlplug_devkit.tasks.scoring import is_reward, make_sample, same_values, with_answer, with_completion
+from rlplug_devkit.tasks.scoring import is_reward, make_sample, same_values, with_answer, with_completion, without_field
 
 OTHER_SCRIPTS: Final = (("東京", "大阪"), ("ありがとう", "さようなら"), ("\U0001f408", "\U0001f415"))
 """Answers, each with another one that is as long."""
@@ -151,6 +151,30 @@ class RewardTextChecks(RewardDependenceChecks):
             f"without an answer every sample gets {found[0]:g}, and with one they differ: return a RewardError where "
             "there is nothing to compare with, or claim needs_answer, which refuses such prompts."
         )
+
+    def test_a_missing_field_is_no_value(self) -> None:
+        """All of no tests pass: a row without a field that decides rewards would train on the same number.
+
+        A field that one of the samples lacks may be left out.
+        """
+        self._needs_repetition()
+        reward, samples = self._ready(), self.samples()
+        fields = sorted(set.intersection(*({*sample.prompt.metadata} for sample in samples)))
+        if isinstance(reward, FunctionReward) or reward.compares_group or not fields:
+            pytest.skip("does not apply: a plain function, compares_group is True, or samples share no metadata")
+        (values,) = self._values(reward, samples)
+        for field in fields:
+            others = [without_field(sample, field) for sample in samples]
+            if any(self._is_refused(self.make_reward(), other.prompt) for other in others):
+                continue
+            (calls,) = self._score(self._ready(), others)
+            found = [value for call in calls if not call.error for value in call.value]
+            is_one = len(found) == len(values) and all(map(is_reward, found)) and len({*found}) == 1
+            assert not is_one or len({*values}) == 1, (
+                f"without {field!r} in the metadata every sample gets {found[0]:g}, and with it they differ: return a "
+                "RewardError, or refuse such prompts in check_prompts. Where it may be left out, give a sample that "
+                "lacks it."
+            )
 
     def test_answers_of_other_kinds_are_scored_or_refused(self) -> None:
         """A file has numbers and lists beside texts. A plain function refuses nothing, and says which it takes."""

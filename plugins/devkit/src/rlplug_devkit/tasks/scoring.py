@@ -194,6 +194,12 @@ def with_completion(sample: Sample, text: str) -> Sample:
     return _of_task(sample, text, sample.prompt.answer, sample.prompt.text)
 
 
+def without_field(sample: Sample, field: str) -> Sample:
+    """Return the sample of a prompt whose metadata lack a field."""
+    metadata = {name: value for name, value in sample.prompt.metadata.items() if name != field}
+    return dataclasses.replace(sample, prompt=dataclasses.replace(sample.prompt, metadata=metadata))
+
+
 def _of_task(sample: Sample, completion: str, answer: Any, prompt: str) -> Sample:
     """Return a sample with the other fields of a sample's prompt."""
     made = make_sample(completion, answer, prompt, **sample.prompt.metadata)
