@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Final
 
 import pytest
 
+from rlplug.interfaces.algorithm import Advantages, Algorithm
+from rlplug.types import StepStatistics
 from rlplug_devkit.algorithms.checks import AlgorithmChecks, larger
 from rlplug_devkit.algorithms.passes import learn, step_of
-from rlplug_devkit.algorithms.steps import batch_of, make_rows, on_ranks, shares_of
+from rlplug_devkit.algorithms.steps import Row, batch_of, make_rows, on_ranks, shares_of
 from rlplug_devkit.algorithms.training import metrics_of_step, train, trained_otherwise, weighed_otherwise
 from rlplug_devkit.claims import DOES_NOT_APPLY
 from rlplug_devkit.tasks.calls import NOT_COMPARED
@@ -47,12 +51,7 @@ class RunChecks(AlgorithmChecks):
                 whole = alone.advantages(batch_of(rows, alone.needs))
                 step = step_of(alone, rows, whole)
                 learned = learn(step, step.all_rows)
-                found = on_ranks(
-                    lambda rank, statistics, parts=parts: ranks[rank].advantages(
-                        batch_of(parts[rank], ranks[rank].needs, statistics)
-                    ),
-                    NUM_RANKS,
-                )
+                found = on_ranks(functools.partial(_advantages_of_rank, ranks, parts), NUM_RANKS)
             except Exception:  # noqa: BLE001 - a check of its own
                 pytest.skip(NOT_COMPARED)
             for part, mine in zip(found, parts, strict=True):
@@ -64,3 +63,9 @@ class RunChecks(AlgorithmChecks):
                 )
             for each in (alone, *ranks):
                 each.after_step(metrics_of_step(number, whole, learned))
+
+
+def _advantages_of_rank(
+    ranks: Sequence[Algorithm], parts: Sequence[Sequence[Row]], rank: int, statistics: StepStatistics
+) -> Advantages:
+    return ranks[rank].advantages(batch_of(parts[rank], ranks[rank].needs, statistics))
