@@ -20,7 +20,7 @@ from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import distribution_of
 from rlplug.registry import kind_of_key
 
-_UNKNOWN_CLASS: Final = re.compile(r"Expected a dot import path string: ?(.*)")
+_UNKNOWN_CLASS: Final = re.compile(r"Expected (?:a )?dot import path string: ?(.*)")
 _NOISE: Final = re.compile(
     r"\s*(?:Does not validate against|Subtypes: |Errors:|Given value|- Expected a path but|- Does not validate"
     r"|- a class path \(str\)|- a dict |Subclass types expect)"
@@ -28,7 +28,7 @@ _NOISE: Final = re.compile(
 _INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no (?:option|key) |the configuration lacks ")
 """Start of a message of the parser of a class's options, which this one passes on."""
 _GOT: Final = re.compile(r"(Expected a .*?|Not a valid subclass of \w+)\.? Got value: ?(.*)")
-_EXPECTED: Final = re.compile(r"Expected a (?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
+_EXPECTED: Final = re.compile(r"Expected (?:a )?(?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
 _CLASS_PATH: Final = re.compile(r"class_path'?[ =:]+'([^']+)'")
 _NO_BLOCK: Final = "object has no attribute 'keys'"  # end of the message for ``init_args`` that are no block
 _BESIDE_CLASS: Final = "options stand beside class_path: put them in a block, init_args."
@@ -48,8 +48,6 @@ _NO_DEVICE_TEXT: Final = re.compile("No supported gpu backend|can not run on you
 _NO_DEVICE: Final = (
     "trainer.accelerator asks for a device that torch does not find here: set it to cpu, or see why with rlplug doctor."
 )
-_NUMBERS_OR_CLASSES: Final = ("lr",)
-"""Options that are a number, or an object such as a tensor that no YAML holds."""
 _WRONG_CLASS: Final = re.compile(
     r"(?:Import path |.*Expected '|\")([^\s'\"]+)(?: does not correspond to|' to be|\" is not) "
     r"a (subclass of|function that returns) (.+?)\.*(?: Got value: .*)?$"
@@ -104,6 +102,8 @@ def explain_error(message: str, ex: Exception | None, keys: Callable[[], list[st
     if found := _NO_SUBCLASS.search(message):
         blocks = [f"model.{name}" for name, each in get_type_hints(RunConfig).items() if found[1] in str(each)]
         return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."
+    if message.startswith(("Invalid option", "unrecognized arguments")):
+        return f"{_cut(message.strip().rstrip(': '))}: drop or correct it, as rlplug {command} --help says."
     return _cut(" ".join(message.split()) if key is None else explain_value(key, body))
 
 
@@ -207,7 +207,7 @@ def _explain_inside(key: str, reason: str, given: str | None) -> str:
         return f"{key}: {reason}"
     if reason.startswith("the configuration lacks "):
         return f"{key}: it lacks {reason.removeprefix('the configuration lacks ')}"
-    has_class = given is None or "class_path" in given.split(",")[0]
+    has_class = given is None or re.match(r"\W*class_path\b", given) is not None
     return f"{key}.init_args.{reason}" if has_class else f"{key}.{reason}"
 
 
@@ -225,7 +225,7 @@ def _explain_class(key: str, name: str) -> str | None:
     """Return what is wrong with the name of a class, or ``None`` where no class is meant."""
     if kind := kind_of_key(key):
         return plugins().registry.explain_unknown(kind, name)
-    if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
+    if key.rpartition(".")[2] in ("lr", "betas"):  # numbers, or tensors, which no YAML holds
         return None
     if distribution := distribution_of("classes", name):
         return f"{name!r} comes with {plugins().registry.how_to_get(distribution)}"
@@ -280,10 +280,7 @@ def _explain_path(path: str, cause: BaseException, importer: FrameType) -> str:
 def _reason(path: str, cause: BaseException, importer: FrameType) -> str:
     """Return why the import of ``path`` raised ``cause``, and what to do."""
     if isinstance(cause, ModuleNotFoundError) and _is_of(path, cause):
-        return (
-            f"there is no module {cause.name!r}. Correct the path, install the package, or run rlplug in the folder "
-            "that has it."
-        )
+        return f"there is no module {cause.name!r}. Correct the path, install it, or run rlplug in its folder."
     if isinstance(cause, SyntaxError):
         return f"{os.path.basename(cause.filename or '')}:{cause.lineno}: {cause.msg}. Correct the file."
     *_, (last, _) = traceback.walk_tb(cause.__traceback__)
@@ -313,7 +310,7 @@ def explain_constructor(error: Exception) -> RLPlugError:
         made, text = found[-1][0].rpartition(".")[2], found[-1][1].strip()[:500]
     if made in ("Trainer", "_AcceleratorConnector"):
         return ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text} Correct it.")
-    key = _key_made(causes[0]) or ("trainer.max_time" if made == "Timer" else None)
+    key = _key_made(causes[0]) or {"Timer": "trainer.max_time", "XLAAccelerator": "trainer.accelerator"}.get(made or "")
     parts = filter(None, (key, made and f"{made} refuses its options", text))
     return ConfigError(f"{': '.join(parts)}. Correct it (rlplug --debug fit shows where).")
 

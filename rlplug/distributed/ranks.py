@@ -56,6 +56,8 @@ class RankLauncher(_SubprocessScriptLauncher):
                 f"trainer.num_nodes is {self.num_nodes}, and nothing says which of them this is: start the run with "
                 "rlplug launch or torchrun, or set NODE_RANK, MASTER_ADDR and MASTER_PORT on each node."
             )
+        if self.num_processes > 8 * (cpus := os.cpu_count() or 1):
+            raise ConfigError(f"trainer.devices is {self.num_processes} on {cpus} processors: give {8 * cpus} at most.")
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[LAUNCHER_VARIABLE] = str(os.getpid())

@@ -56,9 +56,7 @@ class FunctionReward(Reward):
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
         results = [self._call(sample) for sample in samples]
-        if any(inspect.isawaitable(result) for result in results):
-            return _awaited(results)
-        return results
+        return _awaited(results) if any(inspect.isawaitable(result) for result in results) else results
 
     def _call(self, sample: Sample) -> Any:
         if self._fields is None:

@@ -20,11 +20,13 @@ LEGAL = (
     r"level: (data\.(train|val)|model\.(algorithm|num_steps|rewards|sampling\.max_new_tokens)) as \w+",
     r"level: model\.validation\.every_n_steps as checkpoint\.every_n_steps",
     r"(callbacks|logger|trainer|text|line): .*",
-    r"nested: model\.algorithm: .*{init_args: {}}}",  # an empty block says nothing
+    r"nested: model\.algorithm: (.*{init_args: {}}}|{(GRPO|init_args): {}})",  # an empty block says nothing
+    r"nested: (model\.policy: tests/model|data\.train: {class_path: FileSource}|.*PolynomialLR, .*total_iters: 0}})",
     # wrong_prompts
     r"prompts: (answer|prompt|line \d+) of .*",  # what a reward makes of an answer is its own affair
     r"prompts: (BOM|CRLF|CR|JSON BOM|CSV BOM|CSV (CR|NUL|of a long field)|capitals|one row|pretty JSON)",
-    r"(prompts: (CSV quote inside|CSV empty name|parquet of decimals)|source: data\.train answer_key is prompt_key)",
+    r"prompts: (CSV quote inside|CSV empty name|parquet of decimals)",
+    r"source: data\.(train|val) answer_key is prompt_key",
     r"prompts: (without a last newline|one prompt many times|array in JSON Lines|\(sparse\))",
     # wrong_habits: what is taken as it was meant, and variables that nothing reads
     r"habit \w+: (optimizer without class_path|rewards is (one block|a function's path)|train is a file's name)",
@@ -33,6 +35,7 @@ LEGAL = (
     # wrong_models: what a trainer of llama does not read, or what other files say too
     r"config: (architectures|dtype|is_(en|de)coder|end token|pad token|unknown key|use_cache|num_labels|torch_dtype).*",
     r"config: (vocabulary far larger|head of 1|layers of true|initializer_range.*|eps of 0|code of its own beside)",
+    r"config: rope_scaling of a factor -1",  # of which transformers warns
     r"generation: .*",
     r"tokenizer: (padding|truncation|no decoder|decoder of none|version of none|no added tokens|unknown token of none)",
     r"tokenizer: an id twice",  # the tokenizer writes it for one of both alone

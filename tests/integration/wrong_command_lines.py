@@ -32,8 +32,8 @@ RAW: Final = re.compile(
 )
 """Words of Python, or of jsonargparse, that say no remedy."""
 REMEDY: Final = re.compile(
-    r"\b(?i:add|change|choose|copy|correct|did you mean|drop|give|install|keep|leave|look|lower|make|mend|must be"
-    r"|name|put|raise|remove|rename|run|save|set|shorten|start|takes?|use|write)\b|All keys:|Options:"
+    r"\b(?i:add|change|choose|copy|correct|did you mean|drop|give|implement|install|keep|leave|look|lower|make|mend"
+    r"|must be|name|put|raise|remove|rename|run|save|set|shorten|start|takes?|use|write)\b|All keys:|Options:"
     r"|complete configuration|needs a value, such as"
 )
 """Words that say what to do; every message has one."""
@@ -119,7 +119,7 @@ def kind_of(case: WrongRun, code: int, output: str) -> str:
     """Classify an ending: one message, that names what is wrong, or something else."""
     if code == LOADS or code == 0:
         return "accepted"
-    if "Traceback" in output or code not in (1, 2) or output.count("rlplug: ") != 1:
+    if "Traceback (most" in output or code not in (1, 2) or output.count("rlplug: ") != 1:
         return "traceback"
     message = output[output.index("rlplug: ") :]
     if len(message) > 1500 or message.count("\n") > 6:

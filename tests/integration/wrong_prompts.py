@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wrong_command_lines import main
-from wrong_inputs import WrongInput, make_place
+from wrong_inputs import UNREADABLE, WrongInput, make_place
 from wrong_models import CHAT_TEMPLATE, GOOD, lines, model
 
 
@@ -249,10 +249,7 @@ def _place(fault: str) -> list[str]:
 
         socket.socket(socket.AF_UNIX).bind(str(path))
     elif fault == "unreadable":
-        path.write_bytes(lines(GOOD))
-        path.chmod(0)
-        os.chmod(".", 0o777)
-        os.setresuid(65534, 65534, 65534) if os.getuid() == 0 else None
+        os.symlink(UNREADABLE, path)
     return ["--train", str(path)]
 
 

@@ -70,7 +70,10 @@ def cases() -> Iterator[WrongInput]:
     for key, values in TABLES["nested"].items():
         for value in values:
             yield WrongInput(
-                "nested", f"{key}: {value}", f"{key.split('.')[1]}|wrong.yaml", partial(_file, _block(key, value))
+                "nested",
+                f"{key}: {value}",
+                f"{key.split('.')[1]}|wrong.yaml|ToolEnvironment.functions",
+                partial(_file, _block(key, value)),
             )
     for option, values in TABLES["trainer"].items():
         for value in values:
@@ -91,9 +94,8 @@ def cases() -> Iterator[WrongInput]:
         yield WrongInput("text", fault, "wrong.yaml|model.|data.|run.|seed|'", partial(_file, text))
     for fault, words in (TABLES["lines"] | LONG).items():
         named = next((word.lstrip("-+~").split("=")[0] for word in words if len(word) > 1), "option")
-        named = "|".join(
-            [named, named.partition("[")[0], named.rpartition(".")[0] or named, words[-1] or "config", "config"]
-        )
+        parts = (named, named.partition("[")[0], named.rpartition(".")[0] or named, words[-1] or "config")
+        named = "|".join([*parts, "config", "there is no key", "argument"])
         yield WrongInput("line", fault, named, partial(_line, words))
 
 

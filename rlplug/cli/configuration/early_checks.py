@@ -50,7 +50,7 @@ def require_file(path: Path) -> None:
     if os.path.isfile(path) or not os.access(path.parent, os.X_OK):  # pathlib's raise where that may not be asked
         return
     what = "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
-    raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
+    raise ConfigError(f"the configuration {shorten(str(path))} {what}: give the path of a YAML file.")
 
 
 def _require(key: str) -> None:

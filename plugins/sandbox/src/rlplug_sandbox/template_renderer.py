@@ -47,7 +47,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, deadline_s)  # its signal ends the process, in the midst of C code too
         found = answer(request)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(found), file=answers, flush=True)
+        try:
+            print(json.dumps(found), file=answers, flush=True)
+        except BrokenPipeError:  # the trainer has gone
+            os._exit(0)
 
 
 if __name__ == "__main__":

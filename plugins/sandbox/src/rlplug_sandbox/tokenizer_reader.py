@@ -101,7 +101,9 @@ def main() -> None:
         print(refusal(tokenizer_json, others))
     except MemoryError:
         os.abort()  # as Rust does
-    except BaseException as error:  # noqa: BLE001 - files of wrong types, and panics of Rust
+    except (AttributeError, KeyError, TypeError):
+        print("a value in its files is of another type, or name, than tokenizers have")
+    except BaseException as error:  # noqa: BLE001 - files that cannot be read, and panics of Rust
         print(f"{type(error).__name__}: {str(error)[:500]}")
 
 
