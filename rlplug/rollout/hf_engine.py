@@ -48,7 +48,7 @@ WARPERS: Final = {"epsilon_cutoff": EpsilonLogitsWarper, "min_p": MinPLogitsWarp
 """What of transformers leaves tokens out by the option's value; it gets and returns logits after the temperature."""
 
 TRIED: Final = 300
-"""Tokens of the longest prompt by which the engine tries whether padding changes what it generates."""
+"""Tokens of the longest prompt by which the engine tries whether others in a batch change what it generates."""
 
 COUNT_S: Final = 0.5
 """Shortest time between two counts of what was generated, which wait for the device, in seconds."""
@@ -79,7 +79,7 @@ class HFRollout(RolloutEngine):
         check_ranges(self, "rollout")
         self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
-        self._pads = True
+        self._batch_by = 0  # in one batch are all; 1: prompts of equal length; 2: one prompt
         self._num_tokens = 0
         self._seconds = 0.0
 
@@ -120,7 +120,7 @@ class HFRollout(RolloutEngine):
         by_limit: dict[tuple[int, int], list[int]] = {}
         for index, request in enumerate(requests):
             limit = min(longest, max_completion_tokens(request, self._policy))
-            by_limit.setdefault((limit, 0 if self._pads else len(request.prompt_ids)), []).append(index)
+            by_limit.setdefault((limit, (0, len(request.prompt_ids), index)[self._batch_by]), []).append(index)
         completions: dict[int, Completion] = {}
         num_tokens = 0
         for (num_new, _), indices in by_limit.items():
@@ -171,16 +171,15 @@ class HFRollout(RolloutEngine):
             completions.append(self._completion(request, ids, logprobs[row], experts))
         return completions
 
-    def _padding_is_harmless(self) -> bool:
-        """Return whether a prompt gets the same beside a longer one: states and positions may not know the mask.
+    def _is_as_alone(self, *lengths: int) -> bool:
+        """Return whether prompts get the same beside each other: states and positions may not know mask, or batch.
 
         Raises:
             ConfigError: The model does not generate.
         """
         vocabulary, most = self._model.config.get_text_config().vocab_size, self._policy.max_context - 4
-        ids = torch.randint(2, vocabulary, (max(2, min(TRIED, most)),), generator=torch.Generator().manual_seed(0))
-        lengths = (1, 1 + len(ids) * 2 // 3, len(ids))  # with much padding, with some that is odd, and with none
-        prompts = [Request("tried", tuple(ids[:length].tolist()), 0) for length in lengths]
+        ids = torch.randint(2, vocabulary, (3, max(2, min(TRIED, most))), generator=torch.Generator().manual_seed(0))
+        prompts = [Request("tried", tuple(row[:length]), 0) for row, length in zip(ids.tolist(), lengths, strict=False)]
         try:
             beside, *alone = (self._generate_batch(p, SamplingParams(4), 4, (0, 0)) for p in (prompts, *zip(prompts)))
         except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
@@ -248,7 +247,8 @@ class HFRollout(RolloutEngine):
                 own_weights[name].copy_(weight)
         is_first, self._version = self._version is None, version
         if is_first:
-            self._pads = self._padding_is_harmless()
+            tried = (1, 1 + TRIED * 2 // 3, TRIED), (TRIED, TRIED)  # much padding, an odd number and none; none
+            self._batch_by = next((by for by, lengths in enumerate(tried) if self._is_as_alone(*lengths)), 2)
         return validator.report(version)
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:

@@ -73,8 +73,11 @@ def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
 
 
 @pytest.mark.parametrize("family", UNMASKED)
-def test_a_short_prompt_gets_the_same_beside_a_long_one(family: str, tmp_path: Path) -> None:
-    """Catches padding of transformers' engine that positions or states read, which ends a run at its first rollout."""
+def test_a_prompt_gets_the_same_beside_a_long_one_and_one_of_its_length(family: str, tmp_path: Path) -> None:
+    """Catches padding of transformers' engine that positions or states read, which ends a run at its first rollout.
+
+    RWKV's states in transformers mix the rows of a batch of equal lengths too.
+    """
     config = tiny(family)
     torch.manual_seed(0)
     policy: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -83,7 +86,7 @@ def test_a_short_prompt_gets_the_same_beside_a_long_one(family: str, tmp_path: P
     engine = HFRollout()
     engine.start(PolicySpec(str(tmp_path), torch.float32, (1,), 0, 64), Placement(torch.device("cpu"), 0, 1))
     engine.update_weights([list(hf_views(policy).items())], 0)
-    prompts = [torch.arange(3, 3 + length) for length in LENGTHS]
+    prompts = [torch.arange(first, first + length) for first in (3, 4) for length in LENGTHS]
     requests = [Request(str(index), tuple(ids.tolist()), index) for index, ids in enumerate(prompts)]
     for ids, completion in zip(prompts, engine.generate(requests, SamplingParams(5)), strict=True):
         with torch.no_grad():
