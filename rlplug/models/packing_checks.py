@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.ranks import lost_rank
 from rlplug.errors import ConfigError, describe
-from rlplug.interfaces.memory_plan import out_of_memory
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models import attention
 from rlplug.models.forward import critic_forward, policy_forward
@@ -65,6 +64,8 @@ def check_passes(config: ModelConfig, key: str, edit: Callable[[Any], None] = la
             frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
             layer = type([each for each in [model, *frames] if isinstance(each, nn.Module)][-1]).__name__
             problem = f"a pass of {name} over a packed row raised {describe(error)} in its layer {layer}"
+            from rlplug.interfaces.memory_plan import out_of_memory
+
             fix = REMEDY if out_of_memory(error) is None else "Take a smaller model, or mend its config.json."
             raise ConfigError(f"{key}.path: {problem}. {fix}") from error
     if not torch.isfinite(logits).all():

@@ -71,7 +71,10 @@ def imports() -> Iterator[tuple[str, str, list[str]]]:
             else:
                 continue
             for module, names in found:
-                if module.partition(".")[0] in ("rlplug", *SHARED) and module.partition(".")[0] not in path.parts:
+                if (
+                    module.partition(".")[0] in ("rlplug", *SHARED)
+                    and module.partition(".")[0] not in path.relative_to(ROOT).parts
+                ):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", module, names
 
 
