@@ -156,20 +156,6 @@ class TrajectoryChecks(Plays):
             first = self._tools()
             assert first == other, f"two objects have the tools {first} and {other}: return the same ones each time."
 
-    def test_objects_that_were_not_asked_answer_alike(self) -> None:
-        """A run asks one object for tools and notes, and plays in others."""
-        self._needs_repetition()
-        for prompt in self.prompts():
-            asked = self.make_environment()
-            asked.tools()
-            asked.notes()
-            first, other = self._play(prompt, self.turns(), asked), self._play(prompt, self.turns())
-            first, other = self._compared(first), self._compared(other)
-            assert first.told == other.told, (
-                f"an object that was asked for tools and notes answered {first.told}, and another one {other.told}: "
-                "keep what tools and notes load in the module, or load it in the constructor."
-            )
-
     def _tools(self) -> list[dict[str, Any]]:
         return ask_environment(self.make_environment)[0]
 
@@ -297,6 +283,20 @@ class TrajectoryChecks(Plays):
             f"prompts with other answers were answered alike, {first.told}: read the task in reset, and override "
             "prompts() and turns() where these tasks have the same answers."
         )
+
+    def test_objects_that_were_not_asked_answer_alike(self) -> None:
+        """A run asks one object for tools and notes, and plays in others."""
+        self._needs_repetition()
+        for prompt in self.prompts():
+            asked = self.make_environment()
+            asked.tools()
+            asked.notes()
+            first, other = self._play(prompt, self.turns(), asked), self._play(prompt, self.turns())
+            first, other = self._compared(first), self._compared(other)
+            assert first.told == other.told, (
+                f"an object that was asked for tools and notes answered {first.told}, and another one {other.told}: "
+                "keep what tools and notes load in the module, or load it in the constructor."
+            )
 
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the environment"):
