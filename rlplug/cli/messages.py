@@ -30,7 +30,6 @@ _INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no (?:option|k
 _GOT: Final = re.compile(r"(Expected a .*?|Not a valid subclass of \w+)\.? Got value: ?(.*)")
 _EXPECTED: Final = re.compile(r"Expected (?:a )?(?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
 _CLASS_PATH: Final = re.compile(r"class_path'?[ =:]+'([^']+)'")
-_NO_BLOCK: Final = "object has no attribute 'keys'"  # end of the message for ``init_args`` that are no block
 _BESIDE_CLASS: Final = "options stand beside class_path: put them in a block, init_args."
 _PROBLEM: Final = re.compile(r"Problem with given class_path '([^']+)':\s*\n\s*(.+)")
 _CALLABLE: Final = re.compile(r"Type .* expects a function or a callable class: (.+?)(?:\. Got value: .*)?$")
@@ -52,8 +51,6 @@ _WRONG_CLASS: Final = re.compile(
     r"(?:Import path |.*Expected '|\")([^\s'\"]+)(?: does not correspond to|' to be|\" is not) "
     r"a (subclass of|function that returns) (.+?)\.*(?: Got value: .*)?$"
 )
-_LIBRARY: Final = re.compile(r"/site-packages/(torch|lightning)/")
-"""Files of which a frame says little about who needed memory."""
 _NO_CONFIG: Final = re.compile(r"Unable to load config ('[^{\[].*?')")
 _EXAMPLES: Final = {
     "optimizer": "torch.optim.AdamW",
@@ -153,7 +150,7 @@ def explain_failure(error: Exception) -> tuple[str, bool]:
 def _place_of(error: BaseException) -> str:
     """Return file, line and function that raised an error, outside of torch."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames
+    own = [frame for frame in frames if not re.search(r"/site-packages/(torch|lightning)/", frame.filename)] or frames
     return "".join(f"{Path(f.filename).name}:{f.lineno} ({f.name})" for f in own[-1:]) or "an unknown place"
 
 
@@ -176,7 +173,7 @@ def explain_value(key: str, lines: list[str]) -> str:
             kind = kind_of_key(key) if _ABSTRACT.match(reason) else None
             known = f" Or set class_path to {' or '.join(plugins().registry.names(kind))}." if kind else ""
             return f"{key}: {problem}{known}"
-        if _NO_BLOCK in reason and (found := _CLASS_PATH.search(" ".join(lines))):
+        if "object has no attribute 'keys'" in reason and (found := _CLASS_PATH.search(" ".join(lines))):
             name = found[1].rpartition(".")[2]
             return f"{key}: {name} takes its options as a block under init_args: rlplug fit --{key}.help {name}"
     named = [found[1] for reason in reasons if (found := _UNKNOWN_CLASS.match(reason))]

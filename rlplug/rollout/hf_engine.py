@@ -79,7 +79,7 @@ class HFRollout(RolloutEngine):
         check_ranges(self, "rollout")
         self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
-        self._batch_by = 0  # in one batch are all; 1: prompts of equal length; 2: one prompt
+        self._batch_by = 0  # a batch has any prompts; 1: prompts of one length; 2: one prompt
         self._num_tokens = 0
         self._seconds = 0.0
 
@@ -247,9 +247,13 @@ class HFRollout(RolloutEngine):
                 own_weights[name].copy_(weight)
         is_first, self._version = self._version is None, version
         if is_first:
-            tried = (1, 1 + TRIED * 2 // 3, TRIED), (TRIED, TRIED)  # much padding, an odd number and none; none
+            tried = (1, 1 + TRIED * 2 // 3, TRIED), (TRIED, TRIED)  # lengths in a batch: padding, then none
             self._batch_by = next((by for by, lengths in enumerate(tried) if self._is_as_alone(*lengths)), 2)
         return validator.report(version)
+
+    def advice(self) -> list[str]:
+        slow = "one prompt at a time is generated, as transformers mixes rows of this model: take another engine."
+        return [slow] if self._batch_by == 2 else []
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         """Return the bytes of its copy of the policy, and of KV cache and sampler for one batch while it generates."""

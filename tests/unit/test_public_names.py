@@ -71,10 +71,8 @@ def imports() -> Iterator[tuple[str, str, list[str]]]:
             else:
                 continue
             for module, names in found:
-                if (
-                    module.partition(".")[0] in ("rlplug", *SHARED)
-                    and module.partition(".")[0] not in path.relative_to(ROOT).parts
-                ):
+                package = module.partition(".")[0]
+                if package in ("rlplug", *SHARED) and package not in path.relative_to(ROOT).parts:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", module, names
 
 

@@ -86,6 +86,7 @@ def test_a_prompt_gets_the_same_beside_a_long_one_and_one_of_its_length(family: 
     engine = HFRollout()
     engine.start(PolicySpec(str(tmp_path), torch.float32, (1,), 0, 64), Placement(torch.device("cpu"), 0, 1))
     engine.update_weights([list(hf_views(policy).items())], 0)
+    assert bool(engine.advice()) == (family == "rwkv")
     prompts = [torch.arange(first, first + length) for first in (3, 4) for length in LENGTHS]
     requests = [Request(str(index), tuple(ids.tolist()), index) for index, ids in enumerate(prompts)]
     for ids, completion in zip(prompts, engine.generate(requests, SamplingParams(5)), strict=True):

@@ -205,5 +205,5 @@ def test_no_class_has_a_default_of_another(tmp_path: Path) -> None:
 @pytest.mark.xfail(strict=True, reason="jsonargparse forgets the key's default when another class takes its place")
 @pytest.mark.parametrize("way", WAYS)
 def test_adamw_behind_another_optimizer_has_the_rate_of_the_key(way: str, tmp_path: Path) -> None:
-    """``model.optimizer`` is AdamW with a rate of 1e-6 by default; named again behind SGD it has torch's, 1e-3."""
+    """``model.optimizer`` is AdamW with a rate of 1e-6; named again behind another class it has torch's, 1e-3."""
     assert leaked({"model.optimizer": (torch.optim.Adafactor, torch.optim.AdamW)}, way, tmp_path) == []
