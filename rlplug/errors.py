@@ -45,9 +45,6 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-# ---- text of what comes from outside --------------------------------------------------------------------------------
-
-
 def encodable(text: str) -> str:
     """Return text with a ``?`` for each half of a surrogate pair, which neither UTF-8 nor a tokenizer can encode."""
     plain = str.__str__(text)  # of a subclass too, whose methods may do anything

@@ -48,7 +48,9 @@ class RLCLI(LightningCLI):
     """LightningCLI with the keys ``model``, ``data``, ``run``, ``checkpoint`` and ``profile``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        KEY_DEFAULTS[:] = [parser.get_default("model.optimizer")]
+        optimizer: Any = next(each for each in parser._actions if each.dest == "model.optimizer")
+        KEY_DEFAULTS[:] = [parser.get_default(optimizer.dest)]
+        optimizer.sub_add_kwargs["key_default"] = KEY_DEFAULTS[0]  # for RLArgumentParser.add_class_arguments
         parser.add_lightning_class_args(RunFolder, "run")
         parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
         parser.add_lightning_class_args(StepProfiler, "profile")

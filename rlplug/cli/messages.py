@@ -232,9 +232,6 @@ def _explain_class(key: str, name: str) -> str | None:
     return f"{shorten(name)} is not a known class.{did_you_mean(name, known)}"
 
 
-# ---- import paths that give no class of the wanted kind -------------------------------------------------------------
-
-
 def explain_import(error: BaseException | None) -> str | None:
     """Return which import path could not be imported and why, or ``None`` where no import failed.
 

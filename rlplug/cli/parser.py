@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from jsonargparse._util import get_import_path
 from lightning.pytorch.cli import LightningArgumentParser
 
 from rlplug.errors import ConfigError
@@ -35,13 +36,20 @@ class RLArgumentParser(LightningArgumentParser):
 
         raise ConfigError(explain_error(message, ex, self.all_keys, self.prog.split()[-1])) from ex
 
+    def add_class_arguments(self, class_type: Any, *args: Any, key_default: Any = None, **options: Any) -> Any:
+        """Add the arguments of a class; the class that is the default of a key has the key's values there."""
+        added: Any = super().add_class_arguments(class_type, *args, **options)
+        if key_default is not None and get_import_path(class_type) == key_default["class_path"]:
+            self.set_defaults(key_default["init_args"])
+        return added
+
+    def add_function_arguments(self, function: Any, *args: Any, key_default: Any = None, **options: Any) -> Any:
+        return super().add_function_arguments(function, *args, **options)
+
     def all_keys(self) -> list[str]:
         """Return every key of the parser and of its subcommands."""
         keys: list[str] = []
         for action in self._actions:
-            if action.dest == "subcommand":
-                parsers: Any = action.choices
-                keys += [key for parser in parsers.values() for key in parser.all_keys()]
-            else:
-                keys.append(action.dest)
+            inner: Any = action.choices if action.dest == "subcommand" else {}
+            keys += [key for parser in inner.values() for key in parser.all_keys()] or [action.dest]
         return keys

@@ -171,9 +171,6 @@ class PhaseDeadline:
         os._exit(1)
 
 
-# ---- ranges of a profiler -----------------------------------------------------------------------------------------
-
-
 def trace_range(name: str) -> AbstractContextManager[Any]:
     """Return a context manager that a trace shows as ``rlplug/<name>``; without a profiler it does nothing."""
     return _make_range(PREFIX + name)

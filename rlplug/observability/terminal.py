@@ -55,9 +55,6 @@ def styled(text: str, style: str = "") -> Text:
     return Text(visible(text).expandtabs(4), style=style)
 
 
-# ---- what is printed ------------------------------------------------------------------------------------------------
-
-
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str, num_totals: int = 0) -> Table:
     """Return a table of plain texts.
 
