@@ -151,9 +151,12 @@ class FormChecks(EngineChecks):
             completions = bench.generate(requests, sampling)
         finally:
             del engine.is_stopping
+        blame = bench.doubt(requests, expected, sampling)
         for whole, part in zip(expected, completions, strict=True):
             num_tokens = len(part.token_ids)
-            advice = "what is not complete has the tokens so far, their logprobs, and the finish reason 'abort'."
+            advice = (
+                f"what is not complete has its tokens so far, their logprobs, and the finish reason 'abort'.{blame}"
+            )
             assert part.finish_reason == ("length" if num_tokens == 40 else "abort"), (
                 f"{num_tokens} of 40 tokens came back as {part.finish_reason!r} after a stop midway: {advice}"
             )
