@@ -75,7 +75,8 @@ def whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[
     """Return the checkpoint's weights as transformers loads them, under the names of its model."""
     options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     make = AutoModelForCausalLM.from_pretrained
-    whole, info = read(config.path, key, "weights", pretrained, make, config.path, **options)
+    with torch.random.fork_rng(devices=[]):  # transformers draws decays before it reads them
+        whole, info = read(config.path, key, "weights", pretrained, make, config.path, **options)
     if missing := sorted({*wanted} & {*info["missing_keys"]}):
         raise incomplete(config, key, missing)
     state: dict[str, Tensor] = whole.state_dict()
