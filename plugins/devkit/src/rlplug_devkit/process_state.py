@@ -166,7 +166,8 @@ def process_state() -> dict[str, Any]:
         "the folder of temporary files": tempfile.gettempdir(),
         "the limits of resources": {name: resource.getrlimit(number) for name, number in LIMITS.items()},
         "the way to show warnings": warnings.showwarning,
-        "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
+        "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],  # the default, which a first lock, such as tqdm's, settles
         "the decimal context": (*_precision(decimal.getcontext()), *_precision(decimal.DefaultContext)),
         "the longest field of a CSV file": csv.field_size_limit(),
         "how arrays are printed": (repr(numpy.get_printoptions()), repr(torch._tensor_str.PRINT_OPTS)),

@@ -59,8 +59,8 @@ def reference_of(folder: Path) -> Reference:
         for name, parameter in model.named_parameters()
         for weight in of_parameters[name]
     }
-    weights = load_file(folder / "model.safetensors")
-    assert gradients.keys() == weights.keys()
+    saved = load_file(folder / "model.safetensors")  # and buffers, such as a router's corrections, which no sync sends
+    weights = {name: saved[name] for name in gradients}
     return Reference(type(model).__name__, weights, logprobs.detach(), long_logprobs, gradients)
 
 
