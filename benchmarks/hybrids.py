@@ -5,11 +5,13 @@
     python benchmarks/hybrids.py --shape tiny --rows 12 --mean 24 --longest 200 --max-tokens 256 --repeats 1 --out OUT
 
 An update is forward and backward passes of all rows, clipping and AdamW's step of one policy, with random weights and
-lognormal lengths. ``packed`` rows go through ``HybridTrainer``; ``padded`` and ``sorted`` ones are batches [S, T] with
-a mask and transformers' sdpa, in the order in which they came and by length. A line says: seconds (median), tokens per
-second, share of the ceiling of matrix products in bfloat16 (measured in the same run), the peak of GPU memory, padding
-(tokens computed for each real one), and by what ways layers keep sequences apart. ``--no-kernels`` computes with
-transformers' functions in torch, although kernels are installed. hybrid_leaks.py tries the leak check.
+lognormal lengths; gradients are reduced once, and ``--gathered`` keeps gathered weights from pass to pass. ``packed``
+rows go through ``HybridTrainer``; ``padded`` and ``sorted`` ones are batches [S, T] with a mask and transformers' sdpa,
+in the order in which they came and by length. A line says: seconds (median), those of the first update, in which
+kernels are tuned and compiled, tokens per second, share of the ceiling of matrix products in bfloat16 (measured in the
+same run), the peak of GPU memory, padding (tokens computed for each real one), and by what ways layers keep sequences
+apart. ``--no-kernels`` computes with transformers' functions in torch, although kernels are installed. hybrid_leaks.py
+tries the leak check.
 """
 
 from __future__ import annotations
@@ -103,12 +105,12 @@ class Measured(LightningModule):
         self.phase(self)
 
 
-def run(module: Measured) -> None:
+def run(module: Measured, **strategy: Any) -> None:
     """Run a module's phase, in a process group of this process alone."""
     trainer = Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=1,
-        strategy=RLFSDP2Strategy(),
+        strategy=RLFSDP2Strategy(**strategy),
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
@@ -210,15 +212,16 @@ def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], mo
     is_cuda = module.device.type == "cuda"
 
     def update() -> None:
-        for micro_batch in plan:
+        for index, micro_batch in enumerate(plan, 1):
+            module.trainer.strategy.set_last_micro_batch(policy, index == len(plan))
             logprobs = logprobs_of(policy, [rows[each] for each in micro_batch])
             module.manual_backward(-logprobs.sum() / sum(lengths))
-        nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        module.trainer.strategy.clip_grad_norm(policy, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
     seconds = []
-    for index in range(options.warm_up + options.repeats):
+    for _ in range(options.warm_up + options.repeats):
         if is_cuda:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
@@ -226,14 +229,18 @@ def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], mo
         update()
         if is_cuda:
             torch.cuda.synchronize()
-        if index >= options.warm_up:
-            seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
+    first, seconds = seconds[0], seconds[options.warm_up :]
     peak = torch.cuda.max_memory_allocated() / 2**30 if is_cuda else math.nan
     if options.profile:
-        with torch.profiler.profile() as profiler:
+        with torch.profiler.profile(record_shapes=True) as profiler:
             update()
-        table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=options.profile)
-        print(f"# {way}:\n{table}", flush=True)
+        for grouped in (False, True):
+            averages = profiler.key_averages(group_by_input_shape=grouped)
+            table = averages.table(
+                sort_by="self_device_time_total", row_limit=options.profile, max_name_column_width=60
+            )
+            print(f"# {way}:\n{table}", flush=True)
     median, computed = statistics.median(seconds), sum(lengths)
     widest = sum(len(each) * max(lengths[row] for row in each) for each in plan)
     return {
@@ -241,6 +248,7 @@ def measure_update(options: argparse.Namespace, way: str, rows: list[Tensor], mo
         "micro-batches": len(plan),
         "s": round(median, 3),
         "slowest s": round(max(seconds), 3),
+        "first s": round(first, 1),
         "tokens/s": round(computed / median),
         "of ceiling": round(update_flops(policy, lengths) / median / options.ceiling, 3),
         "peak GiB": round(peak, 1) if is_cuda else None,
@@ -286,7 +294,8 @@ def update(options: argparse.Namespace, folder: Path, say: Callable[[dict[str, A
         config = ModelConfig(str(folder), init="random", dtype=options.dtype)
         try:
             with in_torch(config) if options.no_kernels else contextlib.nullcontext():
-                run(Measured(config, HybridTrainer(), phase, options.optimizations if way == "packed" else ()))
+                optimizations = options.optimizations if way == "packed" else ()
+                run(Measured(config, HybridTrainer(), phase, optimizations), **options.strategy)
         except torch.OutOfMemoryError:
             line["error"] = "out of memory"
         except RuntimeError as error:  # of a kernel; the other ways still run
@@ -311,6 +320,7 @@ def parse() -> argparse.Namespace:
     add("--max-tokens", type=int, default=8192, help="of a micro-batch, padding included")
     add("--no-kernels", action="store_true", help="transformers' functions in torch")
     add("--optimizations", nargs="+", default=[], metavar="PART", help="of packed rows, as update.py names them")
+    add("--gathered", action="store_true", help="keep gathered weights until the update ends")
     add("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels of an update")
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--warm-up", type=int, default=2)
@@ -323,6 +333,7 @@ def main() -> None:
     options = parse()
     device, facts = start()
     options.ceiling = matmul_ceiling(device)
+    options.strategy = dict.fromkeys(("reshard_after_forward", "reshard_after_backward"), not options.gathered)
     facts |= {"ceiling TFLOP/s": options.ceiling / 1e12}
     print(f"# {json.dumps(facts)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
