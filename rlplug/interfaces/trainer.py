@@ -66,7 +66,8 @@ class TrainerClaims:
             :meth:`ModelTrainer.empty_trunk`.
         attention: Values of ``attn_implementation`` that it supports; ``None`` for all.
         optimizations: Class names of the optimizations that work on its networks; ``None`` for all.
-        conflicts: Class names of optimizations that options of this trainer exclude, each with the reason.
+        conflicts: Class names of optimizations that options of this trainer exclude, or a model in :meth:`check`, each
+            with the reason.
         lora: Whether its networks take low-rank adapters: peft's layers in place of ``nn.Linear``, and frozen weights.
         router_replay: Whether its routers can take the experts that the engine chose: it has ``router_replay``.
         shared_prefixes: Whether its networks hand the argument ``shared`` of a packed row on to ``packed_attention``.

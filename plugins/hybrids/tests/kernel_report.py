@@ -37,11 +37,11 @@ def report_of(family: str) -> dict[str, Any]:
     loss(logprobs, ids).backward()
     found["gradients"] = largest_relative_error(gradients(model), expected)
     found["ways"] = sorted({way_of(layer) for layer in stateful_layers(model).values()})
+    trainer = HybridTrainer()
     with tempfile.TemporaryDirectory() as folder:
         if family not in REFUSED:
-            HybridTrainer().check(ModelConfig(str(write(family, Path(folder))), dtype="float32"), "model.policy", ONE)
-    found["calls at start"] = calls()
-    return found
+            trainer.check(ModelConfig(str(write(family, Path(folder))), dtype="float32"), "model.policy", ONE)
+    return found | {"calls at start": calls(), "conflicts": sorted(trainer.claims.conflicts)}
 
 
 def loaded_on_the_cpu(family: str) -> dict[str, Any]:

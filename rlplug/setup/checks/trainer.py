@@ -45,17 +45,6 @@ def check_trainer(config: RunConfig, mesh: MeshSizes, policy_alone: bool = False
         )
     if config.critic is not None and not claims.critic:
         raise ConfigError(f"model.critic is set, and {name} trains no critic: remove it, {instead}.")
-    for optimization in (type(optimization).__name__ for optimization in config.optimizations):
-        if claims.optimizations is not None and optimization not in claims.optimizations:
-            known = ", ".join(sorted(claims.optimizations)) or "none"
-            raise ConfigError(
-                f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
-                f"{instead}. Those that work: {known}."
-            )
-        if optimization in claims.conflicts:
-            raise ConfigError(
-                f"model.optimizations has {optimization}, and {claims.conflicts[optimization]}: remove one of the two."
-            )
     trunk = None if config.critic is None else config.critic.trunk
     models = {"model.policy": config.policy, "model.reference": config.reference, "model.critic.trunk": trunk}
     for key, model in models.items():
@@ -67,6 +56,15 @@ def check_trainer(config: RunConfig, mesh: MeshSizes, policy_alone: bool = False
                 f"{' or '.join(sorted(claims.attention))}."
             )
         trainer.check(model, key, mesh)
+    for optimization in (type(optimization).__name__ for optimization in config.optimizations):
+        if claims.optimizations is not None and optimization not in claims.optimizations:
+            known = ", ".join(sorted(claims.optimizations)) or "none"
+            raise ConfigError(
+                f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
+                f"{instead}. Those that work: {known}."
+            )
+        if reason := trainer.claims.conflicts.get(optimization):  # of these models, which the trainer has checked
+            raise ConfigError(f"model.optimizations has {optimization}, and {reason}: remove one of the two.")
 
 
 def check_optimizers(config: RunConfig, mesh: DeviceMesh, device: torch.device) -> None:

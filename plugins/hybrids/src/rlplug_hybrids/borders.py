@@ -12,13 +12,12 @@ Shape legend:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from rlplug_hybrids.layers import codes_of, stateful_layers, takes_borders
+from rlplug_hybrids.layers import block_of, codes_of, stateful_layers, takes_borders
 
 BORDERS: Final = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cu_seqlens", "seq_idx")
 """Arguments that separate the sequences of a row; none applies to a padded batch."""
@@ -37,21 +36,12 @@ def keep_apart(network: nn.Module, use_kernels: bool = True) -> None:
     blocks: dict[nn.Module, list[_Layer]] = {}
     for name, layer in stateful_layers(network).items():
         hooks = _Layer(layer, use_kernels)
-        blocks.setdefault(_block_of(network, name), []).append(hooks)
+        blocks.setdefault(block_of(network, name), []).append(hooks)
         layer.register_forward_pre_hook(hooks.before, with_kwargs=True)
         layer.register_forward_hook(hooks.after)
+        block_of(network, name).register_forward_pre_hook(hooks.choose)
     for block, of_block in blocks.items():
         block.forward = _BlockForward(block.forward, of_block)
-
-
-def _block_of(network: nn.Module, name: str) -> nn.Module:
-    """Return the outermost module of a list that contains the named one: a transformer block."""
-    module = network
-    for part in name.split("."):
-        if isinstance(module, nn.ModuleList):
-            return module[int(part)]
-        module = getattr(module, part)
-    return module
 
 
 class _BlockForward:
@@ -78,14 +68,16 @@ class _Layer:
         # transformers renames cu_seq_lens_q in delta nets; Kimi's read what nothing fills, cu_seqlens
         self.renames = any("cu_seq_lens_q" in code.co_consts for code in codes_of(type(layer)))
         self.of_block: dict[str, Any] = {}
+        self.uses_kernels: bool | None = None
+        """Whether the layer gets borders; asked at its first pass, since loading ends the use of kernels on a CPU"""
         self.packing: Tensor | None = None
         """int64 [N]: place of each token in the padded batch that the layer is computing"""
         self.shape: tuple[int, ...] = ()
 
-    @cached_property
-    def uses_kernels(self) -> bool:
-        """Whether the layer gets borders; asked at its first pass, since loading ends the use of kernels on a CPU."""
-        return self.use_kernels and takes_borders(self.layer)
+    def choose(self, block: nn.Module, args: Any) -> None:
+        """Choose before the block's forward method, in which CompileBlocks would trace how kernels are found."""
+        if self.uses_kernels is None:
+            self.uses_kernels = self.use_kernels and takes_borders(self.layer)
 
     def before(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         self.packing = None

@@ -5,7 +5,7 @@ A decay is the product of a whole sequence's factors, so that rounding it change
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from rlplug.distributed.mesh import weights_mesh
 from rlplug.weight_sync.hf_names import DECAYS
-from rlplug_hybrids.layers import stateful_layers
+from rlplug_hybrids.layers import block_of, stateful_layers
 
 OWN_UNIT: Final = "in_float32"
 """Name of the module of a layer that has its decays, as an FSDP unit casts all of its parameters alike."""
@@ -33,13 +33,13 @@ class _Decays(nn.Module):
 
 def keep_float32(network: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the decays of a network on the meta device on their own, in float32, and let its layers read them."""
-    for layer in stateful_layers(network).values():
+    for name, layer in stateful_layers(network).items():
         owners = [module for module in layer.modules() if module._parameters.keys() & {*DECAYS}]
-        units = {owner: _shard(owner, mesh) for owner in owners}
-        if units:
-            hooks = _Reading(units)
-            layer.register_forward_pre_hook(hooks.before)
-            layer.register_forward_hook(hooks.after)
+        for owner in owners:
+            reading, block = _Reading(owner, _shard(owner, mesh)), block_of(network, name)
+            for caller in dict.fromkeys((block, layer)):
+                caller.register_forward_pre_hook(reading.before)
+                caller.register_forward_hook(reading.after, always_call=caller is block)
 
 
 def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -54,19 +54,26 @@ def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Reading:
-    """Hooks that give a layer's modules their decays, as attributes, while it computes."""
+    """Hooks that give a module its decays, as attributes, while its block or its layer computes.
 
-    def __init__(self, units: Mapping[nn.Module, nn.Module]) -> None:
-        self.units = units
+    The block's come first, since what CompileBlocks compiles is the forward method of a block, and no unit of FSDP can
+    be called in it. What recomputes a block calls that method alone, and then the layer's hooks get the decays.
+    """
 
-    def before(self, layer: nn.Module, args: Any) -> None:
-        for owner, unit in self.units.items():
-            vars(owner).update(unit())
+    def __init__(self, owner: nn.Module, unit: nn.Module) -> None:
+        self.owner, self.unit = owner, unit
+        self.reader: nn.Module | None = None
 
-    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
-        for owner, unit in self.units.items():
-            for name in unit._parameters:
-                del vars(owner)[name]
+    def before(self, caller: nn.Module, args: Any) -> None:
+        if self.reader is None:
+            self.reader = caller
+            vars(self.owner).update(self.unit())
+
+    def after(self, caller: nn.Module, args: Any, output: Any) -> None:
+        if self.reader is caller:
+            self.reader = None
+            for name in self.unit._parameters:
+                del vars(self.owner)[name]
 
 
 @contextmanager

@@ -41,6 +41,16 @@ def stateful_layers(network: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def block_of(network: nn.Module, name: str) -> nn.Module:
+    """Return the outermost module of a list that contains the named one: a transformer block."""
+    module = network
+    for part in name.split("."):
+        if isinstance(module, nn.ModuleList):
+            return module[int(part)]
+        module = getattr(module, part)
+    return module
+
+
 def has_state(module: nn.Module) -> bool:
     """Return whether a module stores a state in a cache, has a depthwise convolution in one dimension, or a decay."""
     names = {name for code in codes_of(type(module)) for name in code.co_names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -19,6 +20,7 @@ from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import adapters_of
 from rlplug_hybrids.borders import keep_apart
 from rlplug_hybrids.decays import keep_float32, own_name, under_own_names
+from rlplug_hybrids.kernel_compilers import compile_side_by_side, trace_convolutions
 from rlplug_hybrids.layers import (
     compute_in_torch,
     kernels_of,
@@ -53,6 +55,9 @@ class _StatefulTrainer(TransformersTrainer):
             loaded = super().load_weights(network, config, key)
         if next(network.parameters()).device.type == "cpu":
             compute_in_torch(layers.values())
+        elif any(takes_borders(layer) for layer in layers.values()):
+            compile_side_by_side()
+            trace_convolutions(layers.values())
         return Effect(f"{loaded.description}; {self.way(layers)}")
 
     def way(self, layers: Mapping[str, nn.Module]) -> str:
@@ -79,15 +84,18 @@ class HybridTrainer(_StatefulTrainer):
         critic=True,
         lora=True,
         router_replay=True,
-        conflicts={"CompileBlocks": "layers with a state get batches of another shape in each pass"},
     )
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
+        layers = stateful_layers(empty_model(config, key)).values()
         try:
-            with without_kernels(stateful_layers(empty_model(config, key)).values()):
+            with without_kernels(layers):
                 super().check(config, key, mesh)
         except ConfigError as error:
             raise ConfigError(with_remedy(str(error), "Set model.trainer to PaddedTrainer.")) from error
+        if padded := next((layer for layer in layers if not takes_borders(layer)), None):
+            reason = f"{type(padded).__name__}, without kernels that take borders, gets another shape in each pass"
+            self.claims = replace(self.claims, conflicts={"CompileBlocks": reason})
 
     def edit(self, network: PreTrainedModel) -> None:
         keep_apart(network)
