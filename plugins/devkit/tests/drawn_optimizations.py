@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces.memory import ActivationTraits
 
 __all__ = ["ChunksMLPs", "PacksWhatIsSaved"]
 
@@ -36,6 +37,31 @@ class UnfreezesEverything(Fine):
 
     def after_shard(self, model: nn.Module) -> None:
         model.requires_grad_()
+
+
+class MarksModules(Fine):
+    """With a flag that no forward method reads, and counts the flags."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        for each in self.blocks:
+            marked: Any = each
+            marked.uses_fast_kernel = True
+
+    def effects(self) -> list[Effect]:
+        return [Effect(f"fast kernels in {len(self.blocks)} linear layers")] if self.blocks else []
+
+
+class RecomputesHalf(Fine):
+    """Every second block, and plans that all are."""
+
+    def wrapped(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        if index % 2:
+            return forward
+        return lambda hidden, *args, **kwargs: checkpoint(forward, hidden, *args, use_reentrant=False, **kwargs)
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        return dataclasses.replace(traits, recompute="all")
 
 
 class WatchesAllModules(Fine):
@@ -130,7 +156,7 @@ class PacksWhatIsSaved(Optimization):
         return [Effect(f"packs what {self.count} MLPs save")] if self.count else []
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class ChunksMLPs(Optimization):
     """Tokens of MLPs in chunks, the last and shorter one included."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import socket
+import socketserver
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -134,7 +137,41 @@ class PassesWithoutTests(Reward):
         return [float(all(test in each.completion for test in each.prompt.metadata.get("has", ()))) for each in samples]
 
 
+@functools.cache
+def judge() -> tuple[str, int]:
+    """Return the address of a server of this process that answers each text with its length."""
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Judging)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host, port = server.server_address[:2]
+    return str(host), int(port)
+
+
+class Judging(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.wfile.write(f"{len(self.rfile.readline())}\n".encode())
+
+
+class TakesAnOutageForNothing(Fine):
+    """Asks a judge again and again, and takes 0 when it never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        judge()
+
+    def score_one(self, sample: Sample) -> Any:
+        for _ in range(3):
+            try:
+                with socket.create_connection(judge(), timeout=1) as asked:
+                    asked.sendall(sample.completion.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+                    return 1 / float(asked.makefile().readline())
+            except OSError:
+                continue
+        return 0.0
+
+
 CAUGHT_BY = {
+    "TakesAnOutageForNothing": {"test_what_cannot_be_reached_is_an_error"},
     "ScoresTextsOnce": {"test_rewards_do_not_depend_on_the_batch"},
     "ChecksTheFirstSource": {"test_prompts_that_cannot_be_scored_are_refused"},
     "ChecksTheFirstPrompt": {"test_prompts_that_cannot_be_scored_are_refused"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,14 @@ class LooksUpWhatToolsLoaded(Guess):
         return StepResult(f"{self.index.get(completion, 'nothing')}, {result.observation}", done=result.done)
 
 
+class KeepsTheLoop(Guess):
+    """An async step that waits for something with the whole event loop."""
+
+    async def step(self, completion: str) -> Any:
+        time.sleep(0.08)
+        return super().step(completion)
+
+
 class HashesSeedsOfText(Rows):
     """A mixture seeds its parts by texts, whose hash each process has of its own."""
 
@@ -50,7 +59,10 @@ class PromptsByHash(PromptStream):
 
 
 CAUGHT_BY = {
-    "environment": {"LooksUpWhatToolsLoaded": {"test_objects_that_were_not_asked_answer_alike"}},
+    "environment": {
+        "LooksUpWhatToolsLoaded": {"test_objects_that_were_not_asked_answer_alike"},
+        "KeepsTheLoop": {"test_async_calls_let_others_run"},
+    },
     "source": {"HashesSeedsOfText": {"test_a_seed_may_be_a_text"}},
 }
 """For each kind: its mistakes, and the checks that find each."""

@@ -81,9 +81,13 @@ CAUGHT_BY = {
     "RotatesFarPositions": "test_long_rows_equal_the_plain_path",
     "WatchesAllModules": "test_building_changes_nothing_else",
     "RegistersOverSdpa": "test_building_changes_nothing_else",
+    "MarksModules": "test_what_it_marks_is_read",
+    "RecomputesHalf": "test_claimed_memory_is_saved",
     "ReplacesAnEqual": "test_the_plain_path_is_left_as_it_was",
 }
 """Each mistake, and the check that was written for it."""
+ELSEWHERE = {"TruncatesProducts": "test_the_plain_path_is_left_as_it_was"}
+"""What catches a mistake first on another processor: one without products in bfloat16 of float32."""
 MISSED = ("SavesNothing",)
 """Mistakes that pass; ``docs/conformance.md`` says why."""
 UNUSUAL = (*unusual_optimizations.__all__, *drawn_optimizations.__all__)
@@ -108,7 +112,7 @@ def _is_of(tests: str, check: str, optimization: str) -> bool:
 @pytest.mark.parametrize("mistake", CAUGHT_BY)
 def test_the_first_check_that_fails_is_the_one_for_the_mistake(outcomes: Outcomes, mistake: str) -> None:
     failed = _failed(outcomes, mistake)
-    assert failed[:1] == [CAUGHT_BY[mistake]], failed
+    assert failed[:1] in ([CAUGHT_BY[mistake]], [ELSEWHERE.get(mistake)]), failed
 
 
 @pytest.mark.parametrize("optimization", ["Fine", "Stated", *MISSED, *UNUSUAL])

@@ -55,11 +55,11 @@ class AsFrozenDataclass(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         for block in transformer_blocks(model)[:: self.every]:
-            block.is_made = True  # type: ignore[assignment]
+            block.forward = functools.partial(block.forward)
             self.found.append(type(block).__name__)
 
     def effects(self) -> list[Effect]:
-        return [Effect(f"marked {len(self.found)} blocks")] if self.found else []
+        return [Effect(f"wrapped {len(self.found)} blocks")] if self.found else []
 
 
 class WatchesByHooks(Optimization):

@@ -111,7 +111,11 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "it_takes_effect",
         "effects_are_the_expected_ones",
     ),
-    "One without an effect stops the run.": ("it_takes_effect", "an_effect_is_in_the_model"),
+    "One without an effect stops the run.": (
+        "it_takes_effect",
+        "an_effect_is_in_the_model",
+        "what_it_marks_is_read",
+    ),
     "Return the changes that were made, counted on this model, after both edits.": (
         "without_a_model_it_claims_no_effect",
         "a_second_model_has_the_same_effects",

@@ -97,6 +97,12 @@ class LateChecks(PassChecks):
             f"by its plan_memory {variant} keeps less for the backward pass, and {found['bytes']} bytes of {model} are "
             f"kept, {plain['bytes']} without: runs would be planned for memory that is not there."
         )
+        pairs = zip(found["blocks"], plain["blocks"], strict=True)
+        recomputed = sum(own < whole / 2 for own, whole in pairs)
+        assert recomputed >= found["recomputed"], (
+            f"by its plan_memory {variant} recomputes {found['recomputed']} blocks of {model}, and {recomputed} keep "
+            "less than half of what they keep without: set recompute_every."
+        )
         is_chunked = found["chunk"] is not None and found["chunk"] < plain["logits"]
         assert not is_chunked or found["logits"] < plain["logits"], (
             f"by its plan_memory {variant} has the logits of {found['chunk']} tokens at a time, and those of "
@@ -136,3 +142,8 @@ class LateChecks(PassChecks):
         if isinstance(refusal, str):
             pytest.skip(f"{DOES_NOT_APPLY}{variant} refuses it: {refusal}")
         self._assert_gradients(bench, model, mesh, variant, "measured")
+
+    def test_what_it_marks_is_read(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Attributes that an optimization adds to modules, where it changes nothing else."""
+        unread = bench.value(model, mesh, variant, "unread")
+        assert not unread, f"{variant} sets {unread[0]}, and no pass of {model} reads it: nothing was changed."

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
+from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
 from rlplug.interfaces.memory import ActivationTraits
-from rlplug_devkit.optimizations.structure import structure_of
+from rlplug_devkit.optimizations.structure import attributes_read, is_plain, structure_of
 from rlplug_devkit.process_state import new_objects_alone, num_alive
 from rlplug_devkit.trainers.cases import VOCABULARY, rows
 from rlplug_devkit.trainers.ranks import Measured
@@ -76,11 +77,23 @@ class LateProbes(Measured):
         """Return what a forward pass keeps for the backward one: bytes, and rows of logits; and what its plan says."""
         num_bytes = num_logits = 0
         is_backward = False
+        blocks = transformer_blocks(self.policy)
+        of_block: dict[nn.Module | None, int] = dict.fromkeys([*blocks, None], 0)
+        block: nn.Module | None = None
+
+        def enter(module: nn.Module, args: Any) -> None:
+            nonlocal block
+            block = module
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal block
+            block = None
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal num_bytes, num_logits
             if not is_backward:
                 num_bytes += local_part(tensor).nbytes
+                of_block[block] += local_part(tensor).nbytes
                 is_of_vocabulary = tensor.dim() > 0 and tensor.shape[-1] == VOCABULARY
                 num_logits = max(num_logits, tensor.numel() // VOCABULARY if is_of_vocabulary else 0)
             return tensor
@@ -90,8 +103,12 @@ class LateProbes(Measured):
             is_backward = True  # what is computed again is not kept
             return tensor
 
+        hooks = [each.register_forward_pre_hook(enter) for each in blocks]
+        hooks += [each.register_forward_hook(leave) for each in blocks]
         with saved_tensors_hooks(pack, unpack):
             self.gradients_of(rows().num_sequences)
+        for hook in hooks:
+            hook.remove()
         self.policy.zero_grad()
         plan = traits = ActivationTraits()
         for each in self.optimizations:
@@ -100,6 +117,8 @@ class LateProbes(Measured):
         is_less = plan.recompute != traits.recompute or plan.activations_on_host or chunks
         return {
             "bytes": num_bytes,
+            "blocks": [of_block[each] for each in blocks],
+            "recomputed": len(blocks) // plan.recompute_every if plan.recompute == "all" else 0,
             "planned less": is_less,
             "logits": num_logits,
             "chunk": None if plan.keeps_logits else plan.logits_chunk,
@@ -113,6 +132,24 @@ class LateProbes(Measured):
         self.policy, self.optimizer = own
         self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
         return found
+
+    def unread(self) -> list[str]:
+        """Return the attributes that the optimizations add, where they change nothing else and no pass reads one."""
+        own = self.policy, self.optimizer, self.optimizations
+        structures = []
+        for self.optimizations in ([], [], own[2]):
+            self._build()
+            structures.append(structure_of(self.policy))
+        plain, again, edited = structures
+        added = {name for name in edited if plain.get(name) == again.get(name) != edited[name]}
+        is_mark = all(name not in plain and is_plain(edited[name]) for name in added)
+        seen: set[str] = set()
+        if is_mark and added:
+            with attributes_read(self.policy) as seen:
+                self.gradients_of(rows().num_sequences)
+        self.policy, self.optimizer, _ = own
+        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
+        return sorted(added) if is_mark and not seen & added else []
 
 
 @torch.no_grad()

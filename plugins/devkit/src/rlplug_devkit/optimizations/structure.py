@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
@@ -39,6 +40,35 @@ def functions_of(model: nn.Module) -> dict[str, int]:
         for name, value in vars(each).items()
         if inspect.isfunction(value)
     }
+
+
+def is_plain(text: str) -> bool:
+    """Return whether :func:`structure_of` describes a value so that is nothing, a truth, a number or a text."""
+    return text in ("None", "True", "False") or text[:1] in "'\"-0123456789"
+
+
+@contextmanager
+def attributes_read(model: nn.Module) -> Iterator[set[str]]:
+    """Collect the attributes of modules that are read meanwhile, by names as in :func:`structure_of`."""
+    found: set[str] = set()
+    modules = list(model.named_modules())
+    classes = [type(module) for _, module in modules]
+    for name, module in modules:
+        module.__class__ = _reading(type(module), name or "the model", found)
+    try:
+        yield found
+    finally:
+        for (_, module), own in zip(modules, classes, strict=True):
+            module.__class__ = own
+
+
+def _reading(own: type, where: str, found: set[str]) -> Any:
+    def read(self: Any, name: str) -> Any:
+        found.add(f"{where}.{name}")
+        return super(made, self).__getattribute__(name)
+
+    made: Any = type(own.__name__, (own,), {"__getattribute__": read, "__module__": own.__module__})
+    return made
 
 
 def _text(value: Any, depth: int) -> str:

@@ -65,6 +65,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "samples_have_the_expected_rewards",
         "any_text_gets_a_number_or_an_error",
         "cut_samples_and_several_turns_are_scored",
+        "what_cannot_be_reached_is_an_error",
     ),
     "Calls run concurrently, in threads (or on an event loop when ``async``)": (
         "concurrent_calls_do_not_mix",
@@ -91,6 +92,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
         "a_cancelled_call_ends",
         "trajectories_do_not_see_each_other",
         "first_trajectories_at_once_are_answered_alike",
+        "async_calls_let_others_run",
     ),
     "a resumed run makes a new object and repeats the same calls.": (
         "the_same_turns_have_the_same_answers",

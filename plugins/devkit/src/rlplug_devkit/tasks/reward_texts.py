@@ -15,6 +15,7 @@ from rlplug.rewards.function import FunctionReward
 from rlplug.types import RewardError, Sample
 from rlplug_devkit.tasks.calls import HOSTILE
 from rlplug_devkit.tasks.exploits import exploits_of
+from rlplug_devkit.tasks.outage import outage
 from rlplug_devkit.tasks.reward_calls import NUM_TIMED
 from rlplug_devkit.tasks.reward_dependence import RewardDependenceChecks
 from rlplug_devkit.tasks.scoring import is_reward, make_sample, same_values, with_answer, with_completion, without_field
@@ -199,3 +200,16 @@ class RewardTextChecks(RewardDependenceChecks):
         for what, made in (("cut", cut), ("of two turns", dataclasses.replace(cut, last_turn=sample.completion[-1:]))):
             ((call,),) = self._score(self._ready(), [made])
             assert not call.error, f"a sample that is {what}: score {call.error}. Score every sample of a run."
+
+    def test_what_cannot_be_reached_is_an_error(self) -> None:
+        """A judge that is away: with 0 in place of an error a run trains on its outages."""
+        self._skip_after_failure()
+        reward = self._ready()
+        with outage() as asked:
+            (calls,) = self._score(reward, self.samples())
+        if not asked:
+            pytest.skip("does not apply: it asks nobody over a network")
+        found = [
+            value for call in calls if not call.error for value in call.value if not isinstance(value, RewardError)
+        ]
+        assert not found, f"a sample gets {found[0]!r} while {asked[0]} cannot be reached: return a RewardError."
