@@ -45,6 +45,7 @@ def test_a_name_that_does_not_fit_is_refused(given: str) -> None:
 
 def test_every_kind_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
     """With the plugin's own settings of ruff, whatever the length of its name."""
+    pytest.importorskip("ruff")
     for name in ("x", LONG):
         for kind in KINDS:
             write_files(rendered_files(names_of(name), kind), tmp_path / name / kind)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.models import attention
@@ -158,6 +159,10 @@ REFUSED: Final = {
     ),
 }
 """Families that are refused: a part of the message, and the reason."""
+
+
+HAS_WRAPPERS: Final = hasattr(transformers.integrations, "use_kernel_func_from_hub_with_fallback")
+"""Whether transformers wraps functions so that their kernels are found; before 5.13 rows of such layers are padded."""
 
 
 def config_of(family: str, **changes: Any) -> Any:

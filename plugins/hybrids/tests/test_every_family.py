@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from family_trials import KEY, LENGTHS, ONE, Trial, alone_logprobs, tried
-from hybrid_models import enlarge
+from hybrid_models import HAS_WRAPPERS, enlarge
 from rlplug_hybrids import PaddedTrainer
 from tiny_families import families, tiny, variants
 from transformers import AutoModelForCausalLM
@@ -26,6 +26,7 @@ PUSHED = ("falcon_h1", "gemma4_text", "phimoe", "llama")
 PADDED = ("bloom", "mamba2", "whisper", "llama4_text", "deepseek_v32", "xlstm")
 """Biases of scores, states in a model that drops the borders, no ``logits_to_keep``, chunks of attention, an indexer of
 keys, and an option of an engine's chunks alone."""
+LATER = pytest.mark.skipif(not HAS_WRAPPERS, reason="this transformers lacks the model type, or its faults are others")
 ODDLY_BUILT = ("git", "diffllama", "qwen4_exp_text")
 """A table of attentions, weights that are drawn on the CPU, and divisors in saved buffers of integers."""
 UNMASKED = ("bart", "rwkv", "llama")
@@ -56,14 +57,20 @@ def test_a_model_type_trains_right_or_is_refused_at_start(family: str, tmp_path:
     checked(tried(config, tmp_path))
 
 
-@pytest.mark.parametrize("family", ODDLY_BUILT)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=LATER if f.startswith("qwen4") else ()) for f in ODDLY_BUILT])
 def test_a_model_that_is_built_oddly_trains_right(family: str, tmp_path: Path) -> None:
     """Catches refusals that are of the check's or the build's making, and not of the model's."""
     trial = tried(tiny(family), tmp_path)
     assert trial.outcome == "right", trial.reason
 
 
-@pytest.mark.parametrize(("family", "options"), [*((family, {}) for family in PADDED), ("roberta", DECODER)])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *(pytest.param(family, {}, marks=LATER if family == "deepseek_v32" else ()) for family in PADDED),
+        ("roberta", DECODER),
+    ],
+)
 def test_a_model_that_cannot_be_packed_trains_on_padded_rows(
     family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -99,7 +106,7 @@ def test_a_prompt_gets_the_same_beside_a_long_one_and_one_of_its_length(family: 
     ("family", "reason"),
     [
         ("bert", "is not causal"),
-        ("doge", "of it alone"),
+        pytest.param("doge", "of it alone", marks=LATER),
         ("prophetnet", "predicts several tokens from each place"),
         ("xlnet", "is not causal"),
     ],

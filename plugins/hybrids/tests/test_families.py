@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_models import FAMILIES, HYBRIDS, REFUSED, VOCAB, build, write
+from hybrid_models import FAMILIES, HAS_WRAPPERS, HYBRIDS, REFUSED, VOCAB, build, write
 from rlplug_hybrids import HybridTrainer
 from rlplug_hybrids.borders import keep_apart
 from rlplug_hybrids.layers import stateful_layers
@@ -149,5 +149,7 @@ def test_an_adapter_is_refused_where_a_layer_reads_the_weight(
     if not is_lost:
         refuse_lost_adapters(network, stateful_layers(network))
         return
+    if not HAS_WRAPPERS:
+        pytest.skip("this transformers calls dt_proj as others")
     with pytest.raises(ConfigError, match=r"targets has dt_proj, whose weight JambaMambaMixer reads itself"):
         refuse_lost_adapters(network, stateful_layers(network))

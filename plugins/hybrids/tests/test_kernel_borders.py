@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from forked import run_forked
-from hybrid_models import write
+from hybrid_models import HAS_WRAPPERS, write
 from ranks import run_ranks
 
+pytestmark = pytest.mark.skipif(not HAS_WRAPPERS, reason="this transformers has kernels of another form")
 FOLDER = Path(__file__).parent
 BORDERS = {"causal_conv1d_fn": ["seq_idx"]}
 DELTA = BORDERS | {"chunk_gated_delta_rule": ["cu_seqlens"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from rlplug_trainer_titan.library import titan
 from titan_cases import CONFIGS
 from torch import nn
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+pytestmark = pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
 
 torch.set_num_threads(1)
 CONFIG = CONFIGS["qwen3_moe"]

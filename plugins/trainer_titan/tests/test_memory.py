@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from titan_cases import SIZES
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits
+
+pytestmark = pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
 
 torch.set_num_threads(1)
 NUM_TOKENS = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from rlplug.interfaces import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.setup.checks.trainer import check_trainer
 from rlplug.types import MeshSizes
+
+pytestmark = pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
 
 ONE = MeshSizes(1, 1, 1, 1)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
