@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 DEPTH: Final = 4
 """How deep the attributes of attributes are looked at."""
@@ -85,7 +86,7 @@ def _text(value: Any, depth: int) -> str:
         return value.__qualname__
     if isinstance(value, ModuleType):
         return value.__name__
-    if depth == 0:
+    if depth == 0 or isinstance(value, RemovableHandle):  # whose id counts the hooks of the process
         return type(value).__qualname__
     if isinstance(value, Mapping):
         return f"{type(value).__qualname__} of {[_text(each, depth - 1) for each in value.values()]}"
