@@ -21,7 +21,7 @@ def compile_side_by_side() -> bool:
     fla's kernels have tens of candidates each, and Triton compiles one after another.
 
     Returns:
-        Whether it will. It won't without Triton, or with one that cannot compile beside other work (before 3.5).
+        Whether it will. It won't without Triton, or with one that lacks ``AsyncCompileMode``.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode
