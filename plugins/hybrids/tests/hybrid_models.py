@@ -162,7 +162,7 @@ REFUSED: Final = {
 
 
 HAS_WRAPPERS: Final = hasattr(transformers.integrations, "use_kernel_func_from_hub_with_fallback")
-"""Whether transformers wraps functions so that their kernels are found; before 5.13 rows of such layers are padded."""
+"""Whether transformers wraps functions so that their kernels are found; with 5.8.1 rows of such layers are padded."""
 
 
 def config_of(family: str, **changes: Any) -> Any:

@@ -35,11 +35,11 @@ def keep_apart(network: nn.Module, use_kernels: bool = True) -> None:
     """
     blocks: dict[nn.Module, list[_Layer]] = {}
     for name, layer in stateful_layers(network).items():
-        hooks = _Layer(layer, use_kernels)
-        blocks.setdefault(block_of(network, name), []).append(hooks)
+        hooks, block = _Layer(layer, use_kernels), block_of(network, name)
+        blocks.setdefault(block, []).append(hooks)
         layer.register_forward_pre_hook(hooks.before, with_kwargs=True)
         layer.register_forward_hook(hooks.after)
-        block_of(network, name).register_forward_pre_hook(hooks.choose)
+        block.register_forward_pre_hook(hooks.choose)
     for block, of_block in blocks.items():
         block.forward = _BlockForward(block.forward, of_block)
 

@@ -21,15 +21,16 @@ def compile_side_by_side() -> bool:
     fla's kernels have tens of candidates each, and Triton compiles one after another.
 
     Returns:
-        Whether it will. It won't without Triton, or with one that lacks ``AsyncCompileMode``.
+        Whether it will. It won't without Triton, or with one whose tuner has another form.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner
-    except ImportError:
+
+        time_one, _ = Autotuner._bench, Autotuner.prune_configs
+    except (ImportError, AttributeError):
         return False
     executor = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="triton-compile")
-    time_one = Autotuner._bench
 
     def bench(self: Any, *args: Any, config: Any, **options: Any) -> Any:
         candidates = self.prune_configs(options)

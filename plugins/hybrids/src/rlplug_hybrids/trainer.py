@@ -53,12 +53,14 @@ class _StatefulTrainer(TransformersTrainer):
             layers = stateful_layers(network)
             refuse_lost_adapters(network, layers)
             loaded = super().load_weights(network, config, key)
+        tuning = ""
         if next(network.parameters()).device.type == "cpu":
             compute_in_torch(layers.values())
         elif any(takes_borders(layer) for layer in layers.values()):
-            compile_side_by_side()
             trace_convolutions(layers.values())
-        return Effect(f"{loaded.description}; {self.way(layers)}")
+            if not compile_side_by_side():
+                tuning = "; a first run tunes kernels for minutes, as this Triton compiles one candidate after another"
+        return Effect(f"{loaded.description}; {self.way(layers)}{tuning}")
 
     def way(self, layers: Mapping[str, nn.Module]) -> str:
         """Return how sequences are kept apart, as part of a sentence."""

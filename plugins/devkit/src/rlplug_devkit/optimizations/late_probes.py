@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -126,30 +128,32 @@ class LateProbes(Measured):
 
     def second(self) -> dict[str, str]:
         """Return the structure of a second policy."""
-        own = self.policy, self.optimizer
-        self._build()
-        found = structure_of(self.policy)
-        self.policy, self.optimizer = own
-        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
-        return found
+        with self._another():
+            self._build()
+            return structure_of(self.policy)
 
     def unread(self) -> list[str]:
         """Return the attributes that the optimizations add, where they change nothing else and no pass reads one."""
-        own = self.policy, self.optimizer, self.optimizations
-        structures = []
-        for self.optimizations in ([], [], own[2]):
-            self._build()
-            structures.append(structure_of(self.policy))
-        plain, again, edited = structures
-        added = {name for name in edited if plain.get(name) == again.get(name) != edited[name]}
-        is_mark = all(name not in plain and is_plain(edited[name]) for name in added)
-        seen: set[str] = set()
-        if is_mark and added:
+        with self._another():
+            structures, own = [], self.optimizations
+            for self.optimizations in ([], [], own):
+                self._build()
+                structures.append(structure_of(self.policy))
+            plain, again, edited = structures
+            added = {name for name in edited if plain.get(name) == again.get(name) != edited[name]}
+            if not added or any(name in plain or not is_plain(edited[name]) for name in added):
+                return []
             with attributes_read(self.policy) as seen:
                 self.gradients_of(rows().num_sequences)
-        self.policy, self.optimizer, _ = own
+            return [] if seen & added else sorted(added)
+
+    @contextmanager
+    def _another(self) -> Iterator[None]:
+        """Let a probe build other policies, and go on with this one after it."""
+        own = self.policy, self.optimizer
+        yield
+        self.policy, self.optimizer = own
         self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
-        return sorted(added) if is_mark and not seen & added else []
 
 
 @torch.no_grad()

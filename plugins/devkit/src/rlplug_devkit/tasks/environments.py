@@ -68,7 +68,6 @@ class EnvironmentConformance(PolicyTextChecks):
                     break
         with contextlib.suppress(Exception):
             await call(environment.close)
-        await asyncio.sleep(0)
         ticking.cancel()
         return max(longest, time.perf_counter() - last)
 
