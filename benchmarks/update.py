@@ -77,6 +77,11 @@ VARIANTS: dict[str, list[str]] = {
     "compile+fused+fa4, logits kept": ["CompileBlocks", "FusedLogprobs {recompute: false}", "FlashAttention4"],
     "compile+fused+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs"],
     "compile+fused+selective": ["SelectiveCheckpointing", "CompileBlocks", "FusedLogprobs"],
+    "compile+fused+attention kept": ["SelectiveCheckpointing {save: [attention]}", "CompileBlocks", "FusedLogprobs"],
+    "compile+fused+fa4+attention kept": [
+        *("SelectiveCheckpointing {save: [attention]}", "CompileBlocks", "FusedLogprobs", "FlashAttention4"),
+    ],
+    "compile+fused+fa4+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs", "FlashAttention4"],
     "compile+fused+half": ["GradientCheckpointing {every_n_blocks: 2}", "CompileBlocks", "FusedLogprobs"],
     "backward prefetch": ["BackwardPrefetch"],
     "compile+fused+prefetch 1": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch"],

@@ -152,6 +152,7 @@ class VLLMOptions(EngineOptions):
             "logprobs_mode": "processed_logprobs",
             "max_model_len": self.longest(policy),
             "dtype": self.dtype_name(policy),
+            "mamba_ssm_cache_dtype": "float32",  # recurrent states, as trainers keep them; by default of the weights
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
             **self.given("kv_cache_dtype", "gpu_memory_utilization", "tensor_parallel_size", "seed", "max_num_seqs"),
             **self.given("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching"),
