@@ -81,6 +81,7 @@ VARIANTS: dict[str, list[str]] = {
     "compile+fused+fa4+attention kept": [
         *("SelectiveCheckpointing {save: [attention]}", "CompileBlocks", "FusedLogprobs", "FlashAttention4"),
     ],
+    "compile+fused+fa4+selective": ["SelectiveCheckpointing", "CompileBlocks", "FusedLogprobs", "FlashAttention4"],
     "compile+fused+fa4+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs", "FlashAttention4"],
     "compile+fused+half": ["GradientCheckpointing {every_n_blocks: 2}", "CompileBlocks", "FusedLogprobs"],
     "backward prefetch": ["BackwardPrefetch"],

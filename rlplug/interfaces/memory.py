@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 PlanPhase: TypeAlias = Literal["sync", "rollout", "logprobs", "update"]
 PLAN_PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "update")
 """Phases of the memory plan, in the order of its columns."""
+Recompute: TypeAlias = Literal["nothing", "all_but_products", "all_but_half_of_products", "all_but_attention", "all"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class ActivationTraits:
             for the backward.
         fused_norms: Whether norms alone are such kernels, as ``torch.nn.RMSNorm`` is.
         recompute: Part of a block that the backward pass recomputes: nothing, all but matrix products and attention,
-            all but every second product and attention, or all.
+            all but every second product and attention, all but attention, or all.
         recompute_every: Number n when ``recompute`` is ``all``: every n-th block is recomputed, and the others keep
             their activations.
         activations_on_host: Whether the saved activations of blocks are in host memory, except for those of about two
@@ -33,7 +34,7 @@ class ActivationTraits:
 
     fused_pointwise: bool = False
     fused_norms: bool = False
-    recompute: Literal["nothing", "all_but_products", "all_but_half_of_products", "all"] = "nothing"
+    recompute: Recompute = "nothing"
     recompute_every: int = 1
     activations_on_host: bool = False
     logits_chunk: int | None = None

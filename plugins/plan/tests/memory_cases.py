@@ -49,6 +49,18 @@ QWEN = shape_of(
         tie_word_embeddings=False,
     )
 )
+QWEN_4B = shape_of(
+    Qwen3Config(
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=9728,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+)
 QWEN_VOCABULARY = shape_of(
     Qwen3Config(
         hidden_size=1024,

@@ -1,6 +1,7 @@
 """The memory plan against measured peaks of torch's allocator on H200.
 
-Source of every figure: benchmarks/results/2026-11-21-update-on-h200/README.md and update.jsonl.
+Source of every figure: benchmarks/results/2026-11-21-update-on-h200/README.md and update.jsonl; of the last case,
+2026-11-29-long-rows-on-h200.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from memory_cases import (
     FUSED,
     LLAMA,
     QWEN,
+    QWEN_4B,
     QWEN_VOCABULARY,
     make_engine,
     make_facts,
@@ -42,6 +44,7 @@ def vocabulary(**others: Any) -> MemoryInputs:
 
 
 GATHERS_ONCE = {"reshard_after_forward": False}
+KEPT = replace(FUSED, recompute="all_but_attention")
 LONG = {"rows": 2, "prompt": 256, "completion": 16128, "num_gpus": 4, "sync_every_micro_batch": True}
 CASES = [
     Measured("plain", 70.5, make_facts(traits=EAGER)),
@@ -69,6 +72,7 @@ CASES = [
     Measured("logprobs", 7.9, make_facts(logprobs_every_step=False), "logprobs"),
     Measured("logprobs, reshard false", 10.7, make_facts(logprobs_every_step=False, **GATHERS_ONCE), "logprobs"),
     Measured("logprobs after an update", 20.6, make_facts(), "logprobs"),
+    Measured("4B, 16k, attention kept", 51.3, make_facts(QWEN_4B, 4, 256, 16128, KEPT, num_gpus=2)),
 ]
 WIDE = make_facts(QWEN, **(LONG | {"rows": 4, "completion": 65280, "mesh": MeshSizes(1, 1, 4, 1)}))
 CASES[11] = replace(CASES[11], facts=WIDE)

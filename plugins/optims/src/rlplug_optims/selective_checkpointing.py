@@ -45,7 +45,8 @@ class SelectiveCheckpointing(Optimization):
     """Keep the expensive results of a block, and recompute the cheap ones in the backward pass.
 
     Saves: norms, activations, rotary embeddings and residuals of the blocks.
-    Costs: those passes over memory once more.
+    Costs: those passes over memory once more. With ``save: [attention]`` matrix products too, which long sequences
+        spend little of their time on.
     Proof: the blocks whose forward method is wrapped.
 
     Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198; torch's
@@ -85,7 +86,7 @@ class SelectiveCheckpointing(Optimization):
         return checkpointed(forward, context_fn=functools.partial(create_selective_checkpoint_contexts, kept))
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
-        return replace(traits, recompute="all_but_products")
+        return replace(traits, recompute="all_but_products" if "matrix_products" in self.save else "all_but_attention")
 
     def effects(self) -> list[Effect]:
         count = num_wrapped(self._blocks, WrapOrder.CHECKPOINT)

@@ -42,6 +42,8 @@ def kept_elements(shape: ModelShape, traits: ActivationTraits) -> int:
     if traits.recompute == "all":
         num_recomputed = -(-num_on_device // traits.recompute_every)
         return num_recomputed * block_input + (num_on_device - num_recomputed) * whole + whole
+    if traits.recompute == "all_but_attention":
+        return num_on_device * (block_input + query) + whole
     if traits.recompute == "all_but_half_of_products":  # queries, values, gate and the block's last product stay
         kept = block_input + shape.hidden + 2 * query + key + mlp
         return num_on_device * kept + whole

@@ -53,7 +53,8 @@ def adds(recompute: str) -> Callable[[MemoryInputs, Any], MemoryInputs]:
 
 def in_place_of(facts: MemoryInputs) -> str:
     """Return what GradientCheckpointing replaces, for a message."""
-    return ", in place of SelectiveCheckpointing" * (facts.policy.traits.recompute == "all_but_products")
+    is_selective = facts.policy.traits.recompute in ("all_but_products", "all_but_attention")
+    return ", in place of SelectiveCheckpointing" * is_selective
 
 
 def with_passes(facts: MemoryInputs, size: int) -> MemoryInputs:
