@@ -1,7 +1,7 @@
 """A rank that trains a hybrid policy, compiled and not, as torchrun starts it: ``python kernel_compiled.py FOLDER``.
 
 ``FOLDER`` has a model's configuration; ``results.json`` there gets gradients, the layouts of those that convolutions
-get, and why torch.compile broke its graphs, each by the optimizations. Stand-ins are to the compiler what the kernels
+get, how many graphs torch.compile made and why it broke them, each by the optimizations. Stand-ins are to the compiler what the kernels
 are: causal-conv1d's are operations that write into what they get, and it skips fla's.
 """
 
@@ -77,7 +77,7 @@ kernel_stand_ins.install()
 from family_ranks import make_strategy
 from family_trials import packed_logprobs, rows_for
 from rlplug_hybrids import HybridTrainer, trainer
-from rlplug_optims import CompileBlocks, GradientCheckpointing
+from rlplug_optims import CompileBlocks, GradientCheckpointing, SelectiveCheckpointing
 
 from rlplug.interfaces import ModelConfig
 from rlplug.models.build import build_policy
@@ -88,11 +88,13 @@ def report_of(optimizations: list[Any], folder: Path, strategy: Any) -> dict[str
     policy, _ = build_policy(config, optimizations, strategy, HybridTrainer())
     strategy.set_last_micro_batch(policy, is_last=True)
     LAYOUTS.clear()
+    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     packed_logprobs(policy, rows_for(policy, 1)).sum().backward()
     grads = {name: each.grad.full_tensor().tolist() for name, each in policy.named_parameters()}
     breaks = sorted({reason.partition("\n")[0] for reason in torch._dynamo.utils.counters["graph_break"]})
-    return {"layouts": sorted(LAYOUTS), "breaks": breaks, "gradients": grads}
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return {"layouts": sorted(LAYOUTS), "graphs": graphs, "breaks": breaks, "gradients": grads}
 
 
 def main(folder: Path) -> None:
@@ -101,6 +103,7 @@ def main(folder: Path) -> None:
     chosen: dict[str, list[Any]] = {
         "none": [],
         "GradientCheckpointing": [GradientCheckpointing()],
+        "SelectiveCheckpointing": [SelectiveCheckpointing()],
         "CompileBlocks": [CompileBlocks(**eager)],
         "both": [GradientCheckpointing(), CompileBlocks(**eager)],
     }

@@ -108,7 +108,7 @@ def test_wrappers_nest_in_one_order(orders):
     for order in orders:
         wrap_forward(block, order, noting(order))
     assert block(3) == 3
-    assert ran == ["OFFLOAD", "COMPILE", "CHECKPOINT"]
+    assert ran == ["OFFLOAD", "COMPILE", "CHECKPOINT", "COMPILE_INSIDE"]
 
 
 def test_what_others_wrap_is_not_lost():

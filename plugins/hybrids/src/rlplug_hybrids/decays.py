@@ -36,10 +36,7 @@ def keep_float32(network: nn.Module, mesh: DeviceMesh) -> None:
     for name, layer in stateful_layers(network).items():
         owners = [module for module in layer.modules() if module._parameters.keys() & {*DECAYS}]
         for owner in owners:
-            reading, block = _Reading(owner, _shard(owner, mesh)), block_of(network, name)
-            for caller in dict.fromkeys((block, layer)):
-                caller.register_forward_pre_hook(reading.before)
-                caller.register_forward_hook(reading.after, always_call=caller is block)
+            block_of(network, name).register_forward_pre_hook(_Reading(owner, _shard(owner, mesh)))
 
 
 def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -54,26 +51,17 @@ def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Reading:
-    """Hooks that give a module its decays, as attributes, while its block or its layer computes.
+    """Hook of a block that gives a module its decays, as attributes.
 
-    The block's come first, since what CompileBlocks compiles is the forward method of a block, and no unit of FSDP can
-    be called in it. What recomputes a block calls that method alone, and then the layer's hooks get the decays.
+    It is the block's, since what CompileBlocks compiles is the forward method of a block, and no unit of FSDP can be
+    called in it. They stay after the pass: what recomputes a block in the backward pass calls that method alone.
     """
 
     def __init__(self, owner: nn.Module, unit: nn.Module) -> None:
         self.owner, self.unit = owner, unit
-        self.reader: nn.Module | None = None
 
-    def before(self, caller: nn.Module, args: Any) -> None:
-        if self.reader is None:
-            self.reader = caller
-            vars(self.owner).update(self.unit())
-
-    def after(self, caller: nn.Module, args: Any, output: Any) -> None:
-        if self.reader is caller:
-            self.reader = None
-            for name in self.unit._parameters:
-                del vars(self.owner)[name]
+    def __call__(self, block: nn.Module, args: Any) -> None:
+        vars(self.owner).update(self.unit())
 
 
 @contextmanager
@@ -81,6 +69,8 @@ def under_own_names(network: nn.Module) -> Iterator[None]:
     """Let the parameters of a network have the names that they have in checkpoints, for what copies into them."""
     units = [(owner, owner._modules.pop(OWN_UNIT)) for owner in [*network.modules()] if OWN_UNIT in owner._modules]
     for owner, unit in units:
+        for name in unit._parameters:  # type: ignore[union-attr]
+            vars(owner).pop(name, None)  # of a pass before, which would hide the parameter
         owner._parameters.update(unit._parameters)  # type: ignore[union-attr]
     try:
         yield

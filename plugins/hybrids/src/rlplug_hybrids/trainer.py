@@ -95,9 +95,16 @@ class HybridTrainer(_StatefulTrainer):
                 super().check(config, key, mesh)
         except ConfigError as error:
             raise ConfigError(with_remedy(str(error), "Set model.trainer to PaddedTrainer.")) from error
-        if padded := next((layer for layer in layers if not takes_borders(layer)), None):
-            reason = f"{type(padded).__name__}, without kernels that take borders, gets another shape in each pass"
-            self.claims = replace(self.claims, conflicts={"CompileBlocks": reason})
+        conflicts = {}
+        for layer in layers:
+            name = type(layer).__name__
+            if takes_borders(layer):
+                reason = f"nothing could be compiled around {name}'s kernels: take GradientCheckpointing"
+                conflicts["SelectiveCheckpointing"] = reason
+            else:
+                reason = f"{name}, without kernels that take borders, gets another shape in each pass"
+                conflicts["CompileBlocks"] = reason
+        self.claims = replace(self.claims, conflicts=conflicts)
 
     def edit(self, network: PreTrainedModel) -> None:
         keep_apart(network)

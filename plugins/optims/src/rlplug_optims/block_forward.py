@@ -17,13 +17,15 @@ Forward: TypeAlias = Callable[..., Any]
 class WrapOrder(IntEnum):
     """Order of the wrappers around a block's forward method, innermost first.
 
-    Compilation wraps checkpointing, so that the compiler sees what is recomputed. Offloading wraps both, because it
-    moves the tensors that they save.
+    Compilation wraps checkpointing, so that the compiler sees what is recomputed. Where it cannot, since it breaks the
+    graph of the block, torch runs checkpointing uncompiled with all that it calls; so it is compiled within it, too.
+    Offloading wraps them all, because it moves the tensors that they save.
     """
 
-    CHECKPOINT = 0
-    COMPILE = 1
-    OFFLOAD = 2
+    COMPILE_INSIDE = 0
+    CHECKPOINT = 1
+    COMPILE = 2
+    OFFLOAD = 3
 
 
 def wrap_forward(block: nn.Module, order: WrapOrder, wrapper: Callable[[Forward], Forward]) -> None:

@@ -26,7 +26,7 @@ class CompileBlocks(Optimization):
 
     Blocks are compiled one by one rather than as a whole model: they are alike, so one compilation serves all, and
     FSDP2's hooks stay outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, the compiled code
-    includes what is recomputed. A block that is recompiled too often stops the run, rather than continue uncompiled.
+    includes what is recomputed; a block that breaks its graph is compiled in pieces, which run again. A block that is recompiled too often stops the run, rather than continue uncompiled.
 
     Args:
         dynamic: Compile once for any length; ``false`` compiles for each length that comes, where they are few. Only
@@ -61,12 +61,13 @@ class CompileBlocks(Optimization):
         stop_when_not_compiled()
         self._blocks = transformer_blocks(model)
         for block in self._blocks:
-            wrap_forward(block, WrapOrder.COMPILE, self._compiled)
+            wrap_forward(block, WrapOrder.COMPILE_INSIDE, self._compiled)
+            wrap_forward(block, WrapOrder.COMPILE, lambda forward: let_lengths_vary(self._compiled(forward)))
 
     def _compiled(self, forward: Forward) -> Forward:
-        if not self.dynamic:
-            return torch.compile(forward, dynamic=False, mode=self.mode, backend=self.backend)
-        return let_lengths_vary(torch.compile(forward, mode=self.mode, backend=self.backend))
+        dynamic = None if self.dynamic else False
+        compiled: Forward = torch.compile(forward, dynamic=dynamic, mode=self.mode, backend=self.backend)
+        return compiled
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, fused_pointwise=True)
