@@ -335,14 +335,15 @@ def test_what_cannot_share_says_why(options, reason, monkeypatch):
 
 
 def test_a_model_with_an_attention_of_its_own_shares_no_prefixes(tmp_path):
-    """Catches GPT-J, which computes whole rows, so that its runs ended at the mismatch gate."""
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": 32}
-    for kind in ("gptj", "gpt2"):
-        CONFIG_MAPPING[kind](**sizes).save_pretrained(tmp_path / kind)
-    gptj, gpt2 = (ModelConfig(str(tmp_path / kind)) for kind in ("gptj", "gpt2"))
+    """Catches models that compute whole rows, as GPT-J did, so that their runs ended at the mismatch gate."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 32}
+    kinds = {"gpt_neo": sizes | {"attention_types": [[["global"], 1]]}, "gpt2": sizes}
+    for kind, options in kinds.items():
+        CONFIG_MAPPING[kind](**options).save_pretrained(tmp_path / kind)
+    neo, gpt2 = (ModelConfig(str(tmp_path / kind)) for kind in kinds)
     assert own_attention(run(policy=gpt2, reference=gpt2)) is None
-    assert "model.policy computes its own attention" in own_attention(run(policy=gptj))
-    assert "model.reference computes its own attention" in own_attention(run(policy=gpt2, reference=gptj))
+    assert "model.policy computes its own attention" in own_attention(run(policy=neo))
+    assert "model.reference computes its own attention" in own_attention(run(policy=gpt2, reference=neo))
 
 
 def test_wide_heads_share_no_prefixes_on_a_gpu():
