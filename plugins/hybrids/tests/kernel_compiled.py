@@ -1,8 +1,8 @@
 """A rank that trains a hybrid policy, compiled and not, as torchrun starts it: ``python kernel_compiled.py FOLDER``.
 
 ``FOLDER`` has a model's configuration; ``results.json`` there gets gradients, the layouts of those that convolutions
-get, how many graphs torch.compile made and why it broke them, each by the optimizations. Stand-ins are to the compiler what the kernels
-are: causal-conv1d's are operations that write into what they get, and it skips fla's.
+get, how many graphs torch.compile made and why it broke them, each by the optimizations. Stand-ins are to the compiler
+what the kernels are: causal-conv1d's are operations that write into what they get, and it skips fla's.
 """
 
 from __future__ import annotations

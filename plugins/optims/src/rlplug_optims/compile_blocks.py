@@ -26,7 +26,8 @@ class CompileBlocks(Optimization):
 
     Blocks are compiled one by one rather than as a whole model: they are alike, so one compilation serves all, and
     FSDP2's hooks stay outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, the compiled code
-    includes what is recomputed; a block that breaks its graph is compiled in pieces, which run again. A block that is recompiled too often stops the run, rather than continue uncompiled.
+    includes what is recomputed; a block that breaks its graph is compiled in pieces, which run again. A block that is
+    recompiled too often stops the run, rather than continue uncompiled.
 
     Args:
         dynamic: Compile once for any length; ``false`` compiles for each length that comes, where they are few. Only

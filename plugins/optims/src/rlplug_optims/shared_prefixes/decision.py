@@ -90,7 +90,7 @@ def why_not(config: RunConfig, text_config: Any, on_gpu: bool) -> str | None:
 
 
 def own_attention(config: RunConfig) -> str | None:
-    """Return that a model computes its own attention, whatever its configuration asks for, as GPT-Neo's, or ``None``."""
+    """Return that a model computes its own attention, whatever its configuration asks for, as GPT-Neo, or ``None``."""
     trunk = None if config.critic is None else config.critic.trunk
     for key, model in (("policy", config.policy), ("reference", config.reference), ("critic.trunk", trunk)):
         if model is not None and empty_model(model, f"model.{key}").config._attn_implementation != PACKED:
