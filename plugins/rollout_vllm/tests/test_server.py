@@ -259,6 +259,15 @@ def test_a_server_that_takes_weights_in_another_way_is_refused(
         theirs.start(spec, PLACEMENT)
 
 
+def test_a_server_that_rounds_recurrent_states_is_refused(
+    theirs: VLLMServerRollout, spec: PolicySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slow decays its logprobs would be further from the trainer's than all else in bfloat16 makes them."""
+    monkeypatch.setattr(server_module, "policy_weights", lambda policy: ["layers.0.linear_attn.A_log"])
+    with pytest.raises(ConfigError, match=r"recurrent states in 'auto'.*--mamba-ssm-cache-dtype float32"):
+        theirs.start(spec, PLACEMENT)
+
+
 @pytest.mark.parametrize("route", ["start_weight_update", "collective_rpc", "inference/v1/generate", "metrics"])
 def test_every_route_asks_for_the_key(theirs: VLLMServerRollout, other: OtherServer, route: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refusal:

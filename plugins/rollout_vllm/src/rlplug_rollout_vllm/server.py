@@ -36,6 +36,8 @@ from rlplug_engines.servers.process_group import Rendezvous
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault, EngineMemory, EngineMemoryRequest, PolicySpec
+from rlplug.weight_sync.hf_names import DECAYS
+from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, sampling_arguments
 from rlplug_rollout_vllm.memory_plan import planned_memory
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMServerOptions, scale_variables, vllm_version
@@ -124,6 +126,12 @@ class VLLMBackend(ServerBackend):
             raise ConfigError(
                 f"vLLM at {server.url} does not take weights as this trainer sends them: install rlplug-rollout-vllm "
                 f"there, and start it with --weight-transfer-config '{json.dumps(self._transfer)}'."
+            )
+        states, wanted = cache["mamba_ssm_cache_dtype"], self._arguments["mamba_ssm_cache_dtype"]
+        if wanted not in ("auto", states) and keeps_states(self.policy):
+            raise ConfigError(
+                f"vLLM at {server.url} keeps recurrent states in {states!r}, which rounds them at each token: start it "
+                f"with --mamba-ssm-cache-dtype {wanted}, or set rollout.engine_args.mamba_ssm_cache_dtype: auto."
             )
         found = (model.get("hf_overrides") or {}).get("quantization_config")
         check_server_fp8("vLLM", server.url, found, self.policy.fp8, "--hf-overrides")
@@ -258,3 +266,8 @@ def frontend_flags() -> list[str]:
         if "middleware" in known:
             return to_flags({name: value for name, value in wanted.items() if name in known})
     raise EngineFault("the installed vLLM has no arguments of an API server where its known versions have them.")
+
+
+def keeps_states(policy: PolicySpec) -> bool:
+    """Return whether a policy has layers whose recurrent states decay."""
+    return any(name.rpartition(".")[2] in DECAYS for name in policy_weights(policy))
