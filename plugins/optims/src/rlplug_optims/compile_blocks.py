@@ -63,7 +63,11 @@ class CompileBlocks(Optimization):
         self._blocks = transformer_blocks(model)
         for block in self._blocks:
             wrap_forward(block, WrapOrder.COMPILE_INSIDE, self._compiled)
-            wrap_forward(block, WrapOrder.COMPILE, lambda forward: let_lengths_vary(self._compiled(forward)))
+            wrap_forward(block, WrapOrder.COMPILE, self._compiled_whole)
+
+    def _compiled_whole(self, forward: Forward) -> Forward:
+        compiled = self._compiled(forward)
+        return let_lengths_vary(compiled) if self.dynamic else compiled
 
     def _compiled(self, forward: Forward) -> Forward:
         dynamic = None if self.dynamic else False
