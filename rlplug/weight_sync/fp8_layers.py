@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.weight_sync import FP8Weights, HFWeight, WeightsOfParameters
 from rlplug.weight_sync.config import WeightSyncConfig
-from rlplug.weight_sync.hf_names import adapters_of, hf_weights
+from rlplug.weight_sync.hf_names import DECAYS, adapters_of, hf_weights
 
 EXPERTS: Final = "experts"
 """Name of the experts' module in transformers, in every model that has experts."""
@@ -36,28 +35,26 @@ def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
     Raises:
         ConfigError: A pattern matches no layer, no layer is left, or a checkpoint has all experts in one tensor.
     """
-    layers, num_blocks = list(_linear_layers(model)), model.config.get_text_config().num_hidden_layers
-    names = [layer.name for layer in layers]
+    layers, num_blocks = _linear_layers(model), model.config.get_text_config().num_hidden_layers
     for pattern in options.keep:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fnmatchcase(name, pattern) for name in layers):
             raise ConfigError(
                 f"model.weight_sync.keep has {pattern!r}, which matches no linear layer: give a pattern of names "
-                f"such as {names[0]!r} and {names[-1]!r}."
+                f"such as {next(iter(layers))!r} and {next(reversed(layers))!r}."
             )
     blocks = range(options.keep_first_layers, num_blocks - options.keep_last_layers)
-    quantized = [
-        layer.name
-        for layer in layers
-        if layer.block in blocks and not any(fnmatchcase(layer.name, pattern) for pattern in options.keep)
-    ]
-    if not quantized:
+    kept = {
+        name: block not in blocks or any(fnmatchcase(name, pattern) for pattern in options.keep)
+        for name, block in layers.items()
+    }
+    if all(kept.values()):
         raise ConfigError(
-            f"model.weight_sync keeps all {len(names)} linear layers, and none would be sent in FP8: keep fewer, or "
+            f"model.weight_sync keeps all {len(kept)} linear layers, and none would be sent in FP8: keep fewer, or "
             "set dtype to null."
         )
     return FP8Weights(
-        quantized=tuple(f"{name}.weight" for name in quantized),
-        kept=tuple(f"{name}.weight" for name in names if name not in quantized),
+        quantized=tuple(f"{name}.weight" for name in kept if not kept[name]),
+        kept=tuple(f"{name}.weight" for name in kept if kept[name]),
         power_of_two_scales=options.power_of_two_scales,
     )
 
@@ -73,33 +70,37 @@ def describe(fp8: FP8Weights) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """Linear layer of a model."""
+def _linear_layers(model: Any) -> dict[str, int | None]:
+    """Return the block of each linear layer, by its name in a checkpoint, without ``.weight``.
 
-    name: str
-    """Name in a checkpoint, without ``.weight``."""
-    block: int | None
-    """Index of the block that has the layer; ``None`` for the output layer, and for routers and gates."""
-
-
-def _linear_layers(model: Any) -> Iterator[_Linear]:
-    num_blocks = model.config.get_text_config().num_hidden_layers
+    It is ``None`` for the output layer, for routers and gates, and for what computes decays.
+    """
+    config, weights, found = model.config.get_text_config(), hf_weights(model), dict[str, int | None]()
+    num_blocks = config.num_hidden_layers
     stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_blocks]
-    weights = hf_weights(model)
     for name, module in model.named_modules():
         owner, _, own_name = name.rpartition(".")
-        weight = f"{name}.weight"
-        is_gate = own_name != EXPERTS and bool(owner) and hasattr(model.get_submodule(owner), EXPERTS)
+        weight, parent = f"{name}.weight", model.get_submodule(owner)
+        is_gate = own_name != EXPERTS and bool(owner) and hasattr(parent, EXPERTS)
         if own_name == EXPERTS:
-            found = list(_matrices_of_experts(name, module, weights))
+            sent = list(_matrices_of_experts(name, module, weights))
         elif weight in weights and (is_gate or isinstance(module, nn.Linear)):
-            found = [weights[weight][0].name]
+            sent = [weights[weight][0].name]
         else:
-            found = [weight] if isinstance(module, nn.Linear) else []  # a tied weight is sent under another name
-        stack = None if is_gate else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
+            sent = [weight] if isinstance(module, nn.Linear) else []  # a tied weight is sent under another name
+        is_kept = is_gate or module in _decay_layers(parent, config.hidden_size)
+        stack = None if is_kept else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
         block = int(name.removeprefix(f"{stack}.").partition(".")[0]) if stack is not None else None
-        yield from (_Linear(layer.removesuffix(".weight"), block) for layer in found)
+        found |= dict.fromkeys((layer.removesuffix(".weight") for layer in sent), block)
+    return found
+
+
+def _decay_layers(owner: nn.Module, hidden: int) -> list[nn.Linear]:
+    """Return the narrow layers of one with a state, for decays and gates; in Mamba 2 they are part of what it reads."""
+    has_decays = any(module._parameters.keys() & {*DECAYS} for module in owner.modules())
+    layers = [each for each in owner.children() if isinstance(each, nn.Linear) and has_decays]
+    narrow = [each for each in layers if 8 * min(each.weight.shape) <= hidden]
+    return narrow or [each for each in layers if each.in_features == hidden]
 
 
 def _matrices_of_experts(name: str, experts: nn.Module, weights: Mapping[str, Sequence[HFWeight]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from rlplug_engines.servers import supervisor, to_flags
 from rlplug_engines.servers.addresses import free_ports
 from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm import server as server_module
-from rlplug_rollout_vllm.options import VLLMOptions, vllm_argument_names
+from rlplug_rollout_vllm.options import VLLMOptions, VLLMServerOptions, vllm_argument_names
 from rlplug_rollout_vllm.server import frontend_flags
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 from transformers import AutoModelForCausalLM
@@ -264,7 +264,9 @@ def test_a_server_that_rounds_recurrent_states_is_refused(
 ) -> None:
     """With slow decays its logprobs would be further from the trainer's than all else in bfloat16 makes them."""
     monkeypatch.setattr(server_module, "policy_weights", lambda policy: ["layers.0.linear_attn.A_log"])
-    with pytest.raises(ConfigError, match=r"recurrent states in 'auto'.*--mamba-ssm-cache-dtype float32"):
+    arguments, others = VLLMServerOptions.arguments, {"mamba_ssm_cache_dtype": "float16"}  # theirs has the documented
+    monkeypatch.setattr(VLLMServerOptions, "arguments", lambda *given: arguments(*given) | others)
+    with pytest.raises(ConfigError, match=r"recurrent states in 'float32'.*--mamba-ssm-cache-dtype float16"):
         theirs.start(spec, PLACEMENT)
 
 
