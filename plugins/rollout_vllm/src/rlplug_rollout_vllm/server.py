@@ -131,7 +131,7 @@ class VLLMBackend(ServerBackend):
         if wanted not in ("auto", states) and keeps_states(self.policy):
             raise ConfigError(
                 f"vLLM at {server.url} keeps recurrent states in {states!r}, which rounds them at each token: start it "
-                f"with --mamba-ssm-cache-dtype {wanted}, or set rollout.engine_args.mamba_ssm_cache_dtype: auto."
+                f"with --mamba-ssm-cache-dtype {wanted}."
             )
         found = (model.get("hf_overrides") or {}).get("quantization_config")
         check_server_fp8("vLLM", server.url, found, self.policy.fp8, "--hf-overrides")
