@@ -74,6 +74,44 @@ class KeepsTheMeanOfItsRank(Fine):
         self.mean = state["mean"]
 
 
+class SelectsByFailedRewards(Fine):
+    """Leaves out groups whose rewards are all equal, those that failed included."""
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        return group if len({sample.trained_reward for sample in group}) > 1 else ()
+
+
+class ClampsFarTargets(Fine):
+    """Values from before the update are clamped where they lie."""
+
+    def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
+        present(micro_batch.values).clamp_(-10, 10)
+        return super().value_loss(micro_batch, values, denominators)
+
+
+class ForgetsItsAverage(Fine):
+    """The scale is in its state, and not the average of rewards that moves it."""
+
+    average = 0.0
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        self.average = 0.9 * self.average + 0.1 * metrics.get("reward/mean", 0.0)
+        self.scale *= 1.01 if self.average < 0.7 else 0.99
+
+
+class SubtractsSquares(Fine):
+    """The variance is the mean of squares less the square of the mean, which round-off makes negative."""
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = super().centred(batch)
+        for group in set(batch.group_index.tolist()):
+            rows = (batch.group_index == group) & batch.reward_valid
+            rewards = batch.rewards[rows]
+            if len(rewards) > 1 and rewards.max() > rewards.min():
+                centred[rows] /= (rewards.square().mean() - rewards.mean().square()).sqrt() + 1e-4
+        return centred
+
+
 class WeighsByLength(Algorithm):
     """A baseline weighted by lengths (arXiv:2505.23585), in double precision; ``needs`` is no property."""
 

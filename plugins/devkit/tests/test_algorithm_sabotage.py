@@ -117,6 +117,10 @@ CAUGHT_BY = {
     "SkipsWhatTeachesNothing": "test_every_loss_reaches_its_model",
     "SelectsWhatIsNew": "test_selection_knows_no_other_group",
     "KeepsTheMeanOfItsRank": "test_ranks_stay_alike_from_step_to_step",
+    "SelectsByFailedRewards": "test_failed_rewards_do_not_count",
+    "ClampsFarTargets": "test_the_micro_batch_is_left_as_it_was",
+    "ForgetsItsAverage": "test_a_late_resume_goes_on_as_it_would_have",
+    "SubtractsSquares": "test_large_rewards_stay_finite",
 }
 """Each mistake, and the check that was written for it."""
 MISSED = ("NeedsALossEachStep",)

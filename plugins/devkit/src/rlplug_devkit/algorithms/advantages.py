@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm
 from rlplug.interfaces.plain_values import as_number
 from rlplug.timeouts import CallError
-from rlplug.types import groups_of
+from rlplug.types import RewardError, Sample, groups_of
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
 from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, joined, step_of
 from rlplug_devkit.algorithms.steps import NUM_GROUPS, batch_of, make_rows, uneven
@@ -160,6 +161,15 @@ class AdvantageChecks(AlgorithmChecks):
         assert not any(bool(row.any()) for row, is_valid in per_row if not is_valid), (
             f"completions whose reward failed have advantages. {advice}"
         )
+        for group in groups_of([row.sample for row in rows]):
+            alike = [dataclasses.replace(each, reward=0.5, rewards={"made": 0.5}) for each in group]
+            alike[0] = dataclasses.replace(alike[0], rewards={"made": RewardError("it failed")})
+            for some in (list(group), alike):
+                kept, others = (_places(self._ready().select(each), each) for each in (some, _with_failed(some, 50.0)))
+                assert kept == others, (
+                    f"select chooses {len(kept)} of a group, and {len(others)} where another number stands for a "
+                    "reward that failed: what reward and trained_reward say of a sample with errors means nothing."
+                )
 
     def test_the_order_within_a_group_does_not_matter(self) -> None:
         steps = [self._rows(seed) for seed in SEEDS]
@@ -226,3 +236,14 @@ class AdvantageChecks(AlgorithmChecks):
                 f"completions of a {self.zero_advantages} with equal rewards have advantages of up to {largest:.3g}: "
                 "round-off over a small deviation trains on noise. Return 0 there, or set zero_advantages."
             )
+
+
+def _with_failed(group: Sequence[Sample], reward: float) -> list[Sample]:
+    """Return a group in which another number stands for each reward that failed."""
+    return [dataclasses.replace(each, reward=reward) if each.errors else each for each in group]
+
+
+def _places(chosen: Sequence[Sample], group: Sequence[Sample]) -> list[int]:
+    """Return where the chosen samples are in their group, by ascending place."""
+    kept = {id(sample) for sample in chosen}
+    return [place for place, sample in enumerate(group) if id(sample) in kept]

@@ -83,13 +83,17 @@ class StateChecks(AlgorithmChecks):
         )
 
     def test_a_late_resume_goes_on_as_it_would_have(self) -> None:
-        """Schedules and warm-ups end: after so many steps that what counts them matters."""
+        """Schedules and warm-ups end: after so many steps that what counts them matters; averages rise and fall."""
+        for reward in (0.5, 0.0, 1.0):
+            self._require_late_resume(reward)
+
+    def _require_late_resume(self, reward: float) -> None:
         went_on, resumed = self._ready(), self._ready()
         learned = self._train(went_on, 0, 1)[0][1]
         batch = batch_of(self._rows(), went_on.needs)
         metrics = metrics_of_step(0, went_on.advantages(batch), learned)
         for number in range(NUM_OBSERVED):
-            went_on.after_step({**metrics, "step": float(number + 2)})
+            went_on.after_step({**metrics, "reward/mean": reward, "step": float(number + 2)})
         resumed.load_state_dict(copy.deepcopy(went_on.state_dict()))
         expected, found = (self._train(each, 1, 3) for each in (went_on, resumed))
         differs = trained_otherwise(found, expected, 0.0)

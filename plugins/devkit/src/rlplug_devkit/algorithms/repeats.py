@@ -164,7 +164,9 @@ class RepeatChecks(AlgorithmChecks):
             for index, row in enumerate(self._rows())
         ]
         self._sized(rows)
-        self._sized([row.with_reward(LARGE + index % 2) for index, row in enumerate(self._rows())])
+        for large, apart in ((LARGE, 1.0), (LARGE, 8.0), (LARGE / 1e4, 2.0**-9)):  # 8 and 2**-9: float32's steps there
+            rows = [row.with_reward(large + apart * (index % 3)) for index, row in enumerate(self._rows())]
+            self._sized(rows)
 
     def test_numbers_of_groups_do_not_matter(self) -> None:
         """A rank has some of the step's groups, and a step refilled goes on to count."""
