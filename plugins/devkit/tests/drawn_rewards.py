@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import re
 import socket
 import socketserver
@@ -16,6 +18,8 @@ from simple_rewards import Fine, RewardChecks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
 from rlplug.types import Prompt, RewardError, Sample
+
+LOCK = threading.Lock()
 
 
 class LosesUnicode(Fine):
@@ -170,7 +174,66 @@ class TakesAnOutageForNothing(Fine):
         return 0.0
 
 
+class DropsItsName(Fine):
+    def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
+        super().__init__(weight)
+
+
+class KnowsAnswersByUid(Fine):
+    """A uid is unique within its source, and a run has a second one for validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {}
+
+    def score_one(self, sample: Sample) -> Any:
+        answer = self.answers.setdefault(sample.prompt.uid, sample.prompt.answer)
+        return super().score_one(sample) if answer is None else float(str(answer) == sample.completion)
+
+
+class WritesIntoAStreamOfItsOwn(Fine):
+    """What a scorer prints is read from the stream that takes the place of the process's."""
+
+    def score_one(self, sample: Sample) -> Any:
+        with LOCK, contextlib.redirect_stderr(io.StringIO()):  # of its own: others wait for no lock
+            return super().score_one(sample)
+
+
+class SharesItsLength(Fine):
+    """A call has characters for all of its samples together."""
+
+    batch_size = 16
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        left, values = 20_000, []
+        for sample in samples:
+            left -= len(sample.completion)
+            values.append(self.score_one(sample) if left > 0 else 0.0)
+        return values
+
+
+class CountsItsShare(Fine):
+    """The share of completions with text, as if it were a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[bool] = []
+
+    def score_one(self, sample: Sample) -> Any:
+        self.texts.append(bool(sample.completion))
+        return super().score_one(sample)
+
+    def pop_counts(self) -> Any:
+        texts, self.texts = self.texts, []
+        return {"with_text": sum(texts) / len(texts) if texts else 0.0}
+
+
 CAUGHT_BY = {
+    "SharesItsLength": {"test_rewards_do_not_depend_on_the_batch"},
+    "CountsItsShare": {"test_counts_are_numbers_since_the_last_call"},
+    "DropsItsName": {"test_name_weight_and_batch_size_are_usable"},
+    "KnowsAnswersByUid": {"test_what_was_scored_before_changes_nothing"},
+    "WritesIntoAStreamOfItsOwn": {"test_calls_replace_nothing_of_the_process"},
     "TakesAnOutageForNothing": {"test_what_cannot_be_reached_is_an_error"},
     "ScoresTextsOnce": {"test_rewards_do_not_depend_on_the_batch"},
     "ChecksTheFirstSource": {"test_prompts_that_cannot_be_scored_are_refused"},

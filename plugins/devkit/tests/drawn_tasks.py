@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 from simple_environments import Guess
 from simple_sources import Rows
 
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import AllRows
 from rlplug.interfaces import StepResult
+from rlplug.types import Prompt, Sample
 
 
 class LooksUpWhatToolsLoaded(Guess):
@@ -58,11 +62,87 @@ class PromptsByHash(PromptStream):
         return order
 
 
+class CatchesWhatIsPrinted(Guess):
+    """What other trajectories print meanwhile is told too."""
+
+    def step(self, completion: str) -> Any:
+        result, caught = super().step(completion), io.StringIO()
+        with contextlib.redirect_stdout(caught):
+            print(result.observation)
+        return StepResult(caught.getvalue(), done=result.done)
+
+
+class SharesTurnsOfAPrompt(Guess):
+    """The turns that are left are counted by prompt, in the class; each reset counts anew."""
+
+    left: ClassVar[dict[str, int]] = {}
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        super().reset(prompt, seed)
+        self.uid = prompt.uid
+        self.left[self.uid] = 20
+
+    def step(self, completion: str) -> Any:
+        self.left[self.uid] -= 1
+        result = super().step(completion)
+        return StepResult(result.observation, done=result.done or self.left[self.uid] <= 0)
+
+
+class ForgetsTheKey(Rows):
+    """A mistake in a mixture of many sources is then in none."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return AllRows(self, type(self).__name__, name)
+
+
+class LearnsForTheNextPass(Rows):
+    """Leaves out in the second pass what was solved in the first, and forgets it in its state."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return RowsOfPasses(self, key, name)
+
+    def rows(self) -> Any:
+        yield from super().rows()
+        yield from map(self.row, range(10, 40))
+
+
+class RowsOfPasses(AllRows):
+    def prompts(self, encoder: Any, shuffle: bool, seed: int | str) -> PromptStream:
+        return PromptsOfPasses(encoder.usable("data.train", self.known), shuffle, seed)
+
+
+class PromptsOfPasses(PromptStream):
+    solved: frozenset[str] = frozenset()
+
+    def observe(self, samples: Sequence[Sample], gather_arrays: Any) -> None:
+        names = [prompt.uid for prompt in self._prompts]
+        won = np.array([names.index(each.prompt.uid) for each in samples if each.reward == 1.0], np.int64)
+        self.solved |= {names[place] for place in gather_arrays(won)}
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        taken: list[Prompt] = []
+        while len(taken) < num_prompts:
+            is_first = self.epoch == 0
+            (prompt,) = super().take(1)
+            if is_first or prompt.uid not in self.solved:
+                taken.append(prompt)
+        return taken
+
+
 CAUGHT_BY = {
     "environment": {
         "LooksUpWhatToolsLoaded": {"test_objects_that_were_not_asked_answer_alike"},
         "KeepsTheLoop": {"test_async_calls_let_others_run"},
+        "CatchesWhatIsPrinted": {"test_calls_replace_nothing_of_the_process"},
+        "SharesTurnsOfAPrompt": {"test_trajectories_of_one_prompt_do_not_see_each_other"},
     },
-    "source": {"HashesSeedsOfText": {"test_a_seed_may_be_a_text"}},
+    "source": {
+        "HashesSeedsOfText": {"test_a_seed_may_be_a_text"},
+        "ForgetsTheKey": {
+            "test_errors_of_rows_are_told_by_the_key",
+            "test_what_cannot_be_read_is_a_configuration_error",
+        },
+        "LearnsForTheNextPass": {"test_observed_samples_go_on_too"},
+    },
 }
 """For each kind: its mistakes, and the checks that find each."""

@@ -30,7 +30,7 @@ from rlplug_devkit.kit import Kit
 from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.process_state import children, generator_states, moved, thread_state
 from rlplug_devkit.tasks.elsewhere import ask_elsewhere
-from rlplug_devkit.tasks.task_guard import TaskGuard
+from rlplug_devkit.tasks.task_guard import TaskGuard, replacements
 from rlplug_devkit.written_files import WrittenFiles
 
 NUM_THREADS: Final = 8
@@ -161,6 +161,8 @@ class TaskChecks(Kit):
     _tests = ""
     _objects: ClassVar[list[weakref.ref[Any]]] = []
     _is_late: ClassVar[bool] = False
+    _borrowed: set[str] | None = None
+    """What calls replace of the process while they run; ``None`` where nobody looks."""
     """Whether ordinary calls miss their deadline, or never end: no later check waits for more of them."""
 
     def _subject(self) -> str:
@@ -221,7 +223,8 @@ class TaskChecks(Kit):
         def call(*arguments: Any) -> Any:
             before = thread_state()
             try:
-                return function(*arguments)
+                with replacements(self._borrowed):
+                    return function(*arguments)
             finally:
                 for name, present in thread_state().items():
                     if present != before[name]:
@@ -237,6 +240,16 @@ class TaskChecks(Kit):
         assert not changes, (
             f"{subject}: {'; '.join(changes.values())}. The trainer and all other plugins share that: pass options to "
             "the calls that need them, restore in finally, and write into temporary files, or what writes_into names."
+        )
+
+    def _require_nothing_borrowed(self, subject: str, once: Callable[[], Any]) -> None:
+        """Fail where a call replaces what the process has once, even if it puts it back: others run meanwhile."""
+        self._borrowed = set()
+        once()
+        borrowed, self._borrowed = self._borrowed, None
+        assert not borrowed, (
+            f"{subject} replaces {' and '.join(sorted(borrowed))} while a call runs, and other threads share that. "
+            "Give what prints a stream of its own, name files by their whole path, or use another process."
         )
 
     def _require_nothing_left(self, subject: str, once: Callable[[], Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import islice
+from typing import NoReturn
 
 import pytest
 
@@ -40,6 +41,26 @@ class DataSourceConformance(PromptRuleChecks):
             except Exception as error:  # noqa: BLE001 - whichever it is, it is the wrong one
                 pytest.fail(f"{what} raised {describe(error)}. Raise a ConfigError.", pytrace=False)
             pytest.fail(f"{what} of what is not there raised nothing: raise a ConfigError.", pytrace=False)
+
+    def test_errors_of_rows_are_told_by_the_key(self) -> None:
+        """Of a source for training whose rows cannot be read, whatever the reason: a run names the key alone."""
+        source = self._source()
+        if "rows" not in dir(source) or type(source).for_training is PromptSource.for_training:
+            pytest.skip("does not apply: for_training is not its own")
+
+        def unreadable() -> NoReturn:
+            raise ConfigError("its rows cannot be read: give others.")
+
+        try:
+            object.__setattr__(source, "rows", unreadable)
+            self._own_thread().run(lambda: source.for_training(KEY))
+        except ConfigError as error:
+            problem = _problem_of(str(error), KEY)
+            assert not problem, f"where rows() raises a ConfigError, for_training({KEY!r}) raised {problem}"
+            return
+        except Exception as error:  # noqa: BLE001 - of an object that takes no attribute, or something else
+            pytest.skip(f"does not apply: for_training raised {type(error).__name__}")
+        pytest.skip("does not apply: for_training calls no rows() of the object")
 
     # ---- what it changes, and leaves behind -----------------------------------------------------------------------
 

@@ -82,3 +82,7 @@ class EnvironmentConformance(PolicyTextChecks):
         """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
         self._play(self.prompts()[0], self.turns())
         self._require_unchanged_process("an environment")
+
+    def test_calls_replace_nothing_of_the_process(self) -> None:
+        """Not for a moment either: calls of other trajectories run meanwhile."""
+        self._require_nothing_borrowed("an environment", lambda: self._play(self.prompts()[0], self.turns()))

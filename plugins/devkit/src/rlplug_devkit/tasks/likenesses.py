@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +19,7 @@ def asked_otherwise(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def likenesses(samples: Sequence[Sample], answered: Sequence[Sample]) -> list[list[Sample]]:
-    """Return batches of samples that are alike: of other prompts and answers, in other letters, long with a like part.
+    """Return batches of samples that are alike: of other tasks or sources, in other letters, long with a like part.
 
     Args:
         samples: Those of a reward.
@@ -32,8 +33,14 @@ def likenesses(samples: Sequence[Sample], answered: Sequence[Sample]) -> list[li
         asked_otherwise(samples),
         _completed(samples, [f"{text.swapcase()} " if text.strip() else text for text in texts]),
         *(_completed(samples, some) for some in long),
+        [_named_as(*pair) for pair in zip(answered, samples, strict=True)],
         list(answered),  # between others, it would come after the samples' own answers from both ends
     ]
+
+
+def _named_as(sample: Sample, other: Sample) -> Sample:
+    """Return a sample whose prompt has the uid of another: of a second source, as validation has one."""
+    return dataclasses.replace(sample, prompt=dataclasses.replace(sample.prompt, uid=other.prompt.uid))
 
 
 def _mixed(one: str, other: str) -> tuple[str, str]:

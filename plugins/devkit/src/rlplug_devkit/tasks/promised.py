@@ -70,6 +70,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
     "Calls run concurrently, in threads (or on an event loop when ``async``)": (
         "concurrent_calls_do_not_mix",
         "first_calls_at_once_score_alike",
+        "calls_replace_nothing_of_the_process",
     ),
     "Return counts since the last call, such as requests or tokens": ("counts_are_numbers_since_the_last_call",),
     "Other threads may be in :meth:`score`.": ("no_count_is_lost_while_others_score",),
@@ -93,6 +94,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
         "trajectories_do_not_see_each_other",
         "first_trajectories_at_once_are_answered_alike",
         "async_calls_let_others_run",
+        "calls_replace_nothing_of_the_process",
     ),
     "a resumed run makes a new object and repeats the same calls.": (
         "the_same_turns_have_the_same_answers",
@@ -145,6 +147,7 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
     "The source cannot be read or has no prompts; the message begins with the key.": (
         "rows_can_be_read",
         "what_cannot_be_read_is_a_configuration_error",
+        "errors_of_rows_are_told_by_the_key",
     ),
     "Return the training prompts in the order in which they are drawn, the same on every rank.": (
         "training_prompts_are_as_they_say",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 import threading
 from collections.abc import Sequence
@@ -44,6 +46,30 @@ class RewardCallChecks(Scores):
             RewardRunner([reward], deadline_s=max(self.deadline_s, reward.deadline_s or 0.0))
         except (ConfigError, AttributeError, TypeError) as error:
             pytest.fail(f"a run refuses the reward: {error} Call super().__init__(weight, name).", pytrace=False)
+        for option, value in (("name", "another_name"), ("weight", 2.5)):
+            made = self._made_with(option, value)
+            assert made is None or getattr(made, option) == value, (
+                f"with {option}={value!r} the reward has the {option} {getattr(made, option)!r}: call "
+                "super().__init__(weight, name), or leave the option out."
+            )
+
+    def _made_with(self, option: str, value: Any) -> Reward | None:
+        """Return the reward with another value of an option; ``None`` where it has no such option, or refuses it."""
+        made: Any = type(self.make_reward())
+        init = made.__init__
+        if option not in inspect.signature(init).parameters:
+            return None
+
+        @functools.wraps(init)
+        def changed(reward: Reward, *args: Any, **options: Any) -> None:
+            init(reward, *args, **(options | {option: value}))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made, "__init__", changed)
+            try:
+                return self.make_reward()
+            except Exception:  # noqa: BLE001 - it may be given by place
+                return None
 
     def test_claims_are_of_their_kinds(self) -> None:
         reward = self.make_reward()
@@ -239,6 +265,24 @@ class RewardCallChecks(Scores):
         except RunError as problem:
             pytest.fail(str(problem), pytrace=False)
         assert not any(again.values()), f"{call} returned {again} at once after a call: return what came since."
+        once, again, parts = (self._counted_in_turn(asks_often) for asks_often in (False, False, True))
+        steady = [name for name, count in once.items() if math.isclose(count, again.get(name, math.nan))]
+        wrong = [name for name in steady if not math.isclose(parts.get(name, 0.0), once[name], abs_tol=1e-9)]
+        assert not wrong, (
+            f"{call} returned {parts.get(wrong[0], 0.0):g} {wrong[0]} in all where it was asked after each call, and "
+            f"{once[wrong[0]]:g} where it was asked once: a run adds counts up. Return sums, and no mean or share."
+        )
+
+    def _counted_in_turn(self, asks_often: bool) -> dict[str, float]:
+        """Return the sums of all counts of calls one after the other; ``asks_often`` asks for them after each."""
+        reward, counts = self._ready(), dict[str, float]()
+        samples = self.samples()
+        calls = [samples, samples[:1]] if reward.compares_group else [[sample] for sample in samples]
+        for number, call in enumerate(calls, start=1):
+            self._score(reward, call)
+            for name, value in reward.pop_counts().items() if asks_often or number == len(calls) else ():
+                counts[name] = counts.get(name, 0.0) + value
+        return counts
 
     def test_no_count_is_lost_while_others_score(self) -> None:
         """A run asks for counts while other calls count: of the counts that calls decide, none may be lost."""

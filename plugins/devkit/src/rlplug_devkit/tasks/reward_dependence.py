@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Sequence
-from typing import ClassVar
+from itertools import cycle
+from typing import ClassVar, Final
 
 import pytest
 
@@ -13,9 +14,12 @@ from rlplug.interfaces.reward import Reward
 from rlplug.rewards.function import FunctionReward
 from rlplug.types import Sample
 from rlplug_devkit.tasks.calls import NUM_THREADS, eager_threads, same_random_generators
-from rlplug_devkit.tasks.likenesses import asked_otherwise, likenesses
+from rlplug_devkit.tasks.likenesses import MIDDLE, asked_otherwise, likenesses
 from rlplug_devkit.tasks.reward_scaling import RewardScalingChecks
 from rlplug_devkit.tasks.scoring import Values, interrupting, is_reward, same_values, with_answer, with_completion
+
+MOST_BESIDE: Final = 8
+"""Most samples of a call with long ones."""
 
 
 class RewardDependenceChecks(RewardScalingChecks):
@@ -127,20 +131,34 @@ class RewardDependenceChecks(RewardScalingChecks):
         self._require_apart(reward, samples, together)
 
     def _require_apart(self, reward: Reward, samples: Sequence[Sample], values: Values) -> None:
-        """Fail where samples get other values beside the same completions of other tasks, in the same call."""
-        others = {"answers": self._with_other_answers(samples), "prompts": asked_otherwise(samples)}
-        for what, beside in others.items():
+        """Fail where samples get other values in a call with the same completions of other tasks, or with long ones."""
+        others = {
+            "the same completion with other answers": self._with_other_answers(samples),
+            "the same completion with other prompts": asked_otherwise(samples),
+        }
+        for what, alike in others.items():
             for place, sample in enumerate(samples):
-                pair = [sample, beside[place]]
-                for batch, own in ((pair, 0), (pair[::-1], 1)):
-                    ((call,),) = self._score(reward, batch, whole=True)
-                    if call.error or not isinstance(call.value, list) or len(call.value) != len(batch):
-                        continue  # a batch of a size or of answers that it does not take
-                    found = call.value[own] if is_reward(call.value[own]) else None
-                    assert same_values([found], [values[place]]), (
-                        f"beside the same completion with other {what}, in one call, a sample got {found}, and alone "
-                        f"{values[place]}: completions that are equal are not one sample."
-                    )
+                self._require_value(reward, [alike[place]], sample, values[place], what)
+        for place, sample in enumerate(samples if reward.batch_size > 1 else ()):
+            long = [with_completion(each, MIDDLE * 4) for each in samples]
+            beside = [
+                each for _, each in zip(range(min(reward.batch_size, MOST_BESIDE) - 1), cycle(long), strict=False)
+            ]
+            self._require_value(reward, beside, sample, values[place], "long completions")
+
+    def _require_value(
+        self, reward: Reward, beside: Sequence[Sample], sample: Sample, value: float | None, what: str
+    ) -> None:
+        """Fail where a sample has another value before or behind others, in one call."""
+        for batch, own in (([sample, *beside], 0), ([*beside, sample], -1)):
+            ((call,),) = self._score(reward, batch, whole=True)
+            if call.error or not isinstance(call.value, list) or len(call.value) != len(batch):
+                continue  # a batch of a size or of answers that it does not take
+            found = call.value[own] if is_reward(call.value[own]) else None
+            assert same_values([found], [value]), (
+                f"beside {what}, in one call, a sample got {found}, and alone {value}: score each by itself, also "
+                "where completions are equal, or long."
+            )
 
     def test_concurrent_calls_do_not_mix(self) -> None:
         """A run scores many samples at once; what one call keeps in ``self``, another overwrites."""

@@ -18,3 +18,7 @@ class RewardConformance(RewardTextChecks):
         """Also by a first call, in an earlier check: a change that is made once is there in all later ones."""
         self._score(self._ready(), self.samples())
         self._require_unchanged_process("a reward")
+
+    def test_calls_replace_nothing_of_the_process(self) -> None:
+        """Not for a moment either: other calls run meanwhile."""
+        self._require_nothing_borrowed("a reward", lambda: self._score(self._ready(), self.samples()))

@@ -1,9 +1,12 @@
-"""``TaskGuard``: the guard of calls of rewards, environments and sources, which also sees the files that they leave."""
+"""What calls of rewards, environments and sources change: of the process, of files, and for a moment only."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rlplug_devkit.process_guard import ProcessGuard
 from rlplug_devkit.written_files import WrittenFiles
@@ -31,3 +34,25 @@ class TaskGuard(ProcessGuard):
             self.files.end()
             for path in self.files.pop_forbidden():
                 self.changes.setdefault(f"file {path}", f"{call} wrote, changed or removed {path}")
+
+
+@contextmanager
+def replacements(found: set[str] | None) -> Iterator[None]:
+    """Note what the calling thread replaces for a while of what the process has once, in ``found``."""
+    if found is None or sys.getprofile() is not None:
+        yield
+        return
+    before = _had_once()
+
+    def look(*_: Any) -> None:
+        found.update(name for name, present in _had_once().items() if present != before[name])
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def _had_once() -> dict[str, Any]:
+    return {"sys.stdout": id(sys.stdout), "sys.stderr": id(sys.stderr), "the working folder": os.getcwd()}

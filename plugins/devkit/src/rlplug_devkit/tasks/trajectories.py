@@ -232,6 +232,10 @@ class TrajectoryChecks(Plays):
         alone = [self._compared(self._play(*pair)) for pair in pairs]
         with self._guard().around("trajectories of one prompt at once"):
             self._require_same(alone, self._in_turn(pairs))
+        pairs = [(prompt, list(islice(cycle([turn]), NUM_TURNS))) for turn in dict.fromkeys([*turns, "x"])]
+        alone = [self._compared(self._play(*pair)) for pair in pairs]  # some end early: the others have long ones
+        with self._guard().around("long trajectories of one prompt at once"):
+            self._require_same(alone, self._in_turn(pairs))
 
     def test_first_trajectories_at_once_are_answered_alike(self) -> None:
         """A run's first trajectories meet, in a process where nothing was called before."""
