@@ -52,6 +52,13 @@ class MarksModules(Fine):
         return [Effect(f"fast kernels in {len(self.blocks)} linear layers")] if self.blocks else []
 
 
+class PlansAnew(Fine):
+    """As if there were no trainer and no other optimization."""
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        return ActivationTraits()
+
+
 class RecomputesHalf(Fine):
     """Every second block, and plans that all are."""
 

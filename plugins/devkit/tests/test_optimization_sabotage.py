@@ -33,6 +33,7 @@ CAUGHT_BY = {
     "AppliesToNobody": "test_its_claims_are_well_formed",
     "ConflictsWithoutAReason": "test_its_claims_are_well_formed",
     "PlansByItsCalls": "test_its_claims_are_well_formed",
+    "PlansAnew": "test_its_claims_are_well_formed",
     "SavesNothingIfNeeded": "test_its_claims_are_well_formed",
     "ClaimsWithoutAnEdit": "test_an_effect_is_in_the_model",
     "ReportsItsRank": "test_each_rank_reports_the_same",

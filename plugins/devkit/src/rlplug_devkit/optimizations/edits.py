@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -15,6 +15,11 @@ from rlplug_devkit.optimizations.base import OptimizationChecks
 from rlplug_devkit.optimizations.bench import OptimizationBench
 from rlplug_devkit.optimizations.ranks import PLAIN, PLAIN_AGAIN
 from rlplug_devkit.trainers.bench import assert_close
+
+OF_OTHERS: Final = ActivationTraits(
+    fused_pointwise=True, fused_norms=True, activations_on_host=True, logits_chunk=77, sequence_parallel=True
+)
+"""What others say of a step; no optimization sets all of it."""
 
 
 class EditChecks(OptimizationChecks):
@@ -68,6 +73,10 @@ class EditChecks(OptimizationChecks):
             assert isinstance(first, ActivationTraits), f"plan_memory of {name} returned a {type(first).__name__}."
             assert given == ActivationTraits(), f"plan_memory of {name} changed its argument: return replace(...)."
             assert first == second, f"plan_memory of {name} returned {second} in a second call, and {first} before."
+            assert each.plan_memory(OF_OTHERS) != first, (
+                f"plan_memory of {name} returns {first} whatever it gets: what the trainer and other optimizations say "
+                "of the step is lost. Return replace(traits, ...)."
+            )
             assert not each.only_if_needed or first != given, (
                 f"{name} is used only if memory is needed, and by its plan_memory it saves none."
             )
