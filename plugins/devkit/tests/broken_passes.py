@@ -15,7 +15,7 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part
 from rlplug.interfaces import Effect
 from rlplug.interfaces.memory import ActivationTraits
-from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
+from rlplug.models.lm_head import LMHead, LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 
 
 class ChangedPass(Fine):
@@ -233,6 +233,16 @@ class ForgetsTopP(ChangedHead):
             return replace(output, tokens=TokenLogprobs(logprobs, logprobs.detach()))
 
         return through
+
+
+class LeavesOutTheBias(Fine):
+    """Takes the place of an output layer, and knows its weight alone."""
+
+    def after_shard(self, model: nn.Module) -> None:
+        def fused(hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
+            return LMHead().from_logits(nn.functional.linear(hidden, weight), request)
+
+        lm_head_of(model).fused = fused
 
 
 class TrainsMeasuredEntropies(ChangedHead):

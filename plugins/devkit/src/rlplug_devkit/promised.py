@@ -159,6 +159,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "bfloat16_is_as_exact_as_the_plain_path",
         "adapters_learn_alike",
         "large_activations_equal_the_plain_path",
+        "a_bias_of_the_output_layer_counts",
     ),
     "Edit the sharded model.": (
         "a_step_changes_the_weights_alike",

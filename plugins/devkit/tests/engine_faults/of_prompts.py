@@ -8,10 +8,13 @@ from collections.abc import Sequence
 import numpy
 from rlplug_devkit.models import BOS, PAD, VOCABULARY
 from rlplug_engines.colocated import max_completion_tokens
+from transformers import AutoTokenizer
 
 from engine_faults.faults import EditsCompletions, EditsPrompts, Plain, fault
 from rlplug.errors import RunError
-from rlplug.interfaces import EngineFault
+from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.turns.stop_strings import StopStrings
 from rlplug.types import Completion, Request, SamplingParams
 
 FORM, ORDER, PROMPTS, LIMITS = "form of answers", "order and number", "prompts", "limits"
@@ -368,3 +371,54 @@ class DiesOfLongPrompts(Plain):
             return super().generate(requests, sampling)
         except RunError as problem:
             raise EngineFault(str(problem)) from problem
+
+
+class Stopping(HFRollout):
+    """Ends completions at stop strings."""
+
+    capabilities = EngineCapabilities(stop_strings=True)
+    strings: type[StopStrings] = StopStrings
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        if policy.stop:
+            self._stop = self.strings(AutoTokenizer.from_pretrained(policy.path), policy)
+
+
+@fault(LIMITS, "test_stop_strings_end_completions")
+class KeepsTheFirstStopStrings(Stopping):
+    """Ends completions at the stop strings of its first start."""
+
+    first = None
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        self.first = self._stop = self.first or self._stop
+
+
+class StringsOfThePrompt(StopStrings):
+    def is_in(self, before, token_ids):
+        return any(string in self._decode([before, *token_ids]) for string in self._strings)
+
+
+@fault(LIMITS, "test_stop_strings_end_completions")
+class StopsAtWhatThePromptBegan(Stopping):
+    """Ends completions at stop strings that begin in the prompt."""
+
+    strings = StringsOfThePrompt
+
+
+class StringsOfTwoTokens(StopStrings):
+    def is_in(self, before, token_ids):
+        return super().is_in([before, *token_ids][-3:][0], token_ids[-2:])
+
+    def end(self, before, token_ids):
+        ids = list(map(int, token_ids))
+        return next((size for size in range(1, len(ids) + 1) if self.is_in(before, ids[:size])), None)
+
+
+@fault(LIMITS, "test_stop_strings_end_completions")
+class SearchesTwoTokens(Stopping):
+    """Looks for stop strings in the newest two tokens."""
+
+    strings = StringsOfTwoTokens

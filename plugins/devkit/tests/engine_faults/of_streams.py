@@ -59,6 +59,18 @@ class AbortsEverything(Capable):
         super().abort(list(self._unfinished))
 
 
+@fault(STREAM, "test_abort_of_what_is_done_changes_nothing")
+class AbortsWhatIsReady(Capable):
+    """Returns once more, as aborted, what was ready and not collected."""
+
+    def abort(self, request_ids):
+        for completion in [self._finished.get() for _ in range(self._finished.qsize())]:
+            self._finished.put(completion)
+            if completion.request_id in request_ids:
+                self._finished.put(dataclasses.replace(completion, finish_reason="abort"))
+        super().abort(request_ids)
+
+
 @fault(STREAM, "test_abort_returns_what_waits_too")
 class ForgetsWhatWaits(Capable):
     """Loses aborted requests that have not begun."""

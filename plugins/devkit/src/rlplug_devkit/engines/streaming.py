@@ -238,6 +238,12 @@ class StreamingChecks(EngineChecks):
         self.collect(engine, requests)
         engine.abort([requests[0].request_id])
         assert engine.collect(0.2) == [], "an aborted request that was done before came back a second time."
+        ended = bench.requests("done and not collected", [3])
+        engine.submit(ended, GREEDY)
+        time.sleep(0.5)  # it is ready meanwhile, where an engine generates by itself
+        engine.abort([ended[0].request_id])
+        self.collect(engine, ended)
+        assert engine.collect(0.2) == [], "what was aborted when it waited to be collected came back a second time."
         engine.submit(requests, GREEDY)
         (again,) = self.collect(engine, requests)
         assert again.finish_reason != "abort", "a request was stopped by the abort of one that was done before."

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
@@ -12,7 +15,7 @@ from transformers import AutoTokenizer
 
 from rlplug.models.hf_files import pretrained
 from rlplug.rollout.turns.stop_strings import StopStrings
-from rlplug.types import SamplingParams
+from rlplug.types import Completion, Request, SamplingParams
 from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
@@ -21,6 +24,8 @@ NUM_BEFORE_STOP = 6
 """Times that an engine asks whether to stop before it is told to."""
 MANY = 300
 """More requests than engines run at once."""
+NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+"""What a part of a character decodes to."""
 
 
 class FormChecks(EngineChecks):
@@ -177,9 +182,23 @@ class StopChecks(EngineChecks):
 
     @applies_to("stop_strings")
     def test_stop_strings_end_completions(self, bench: Bench) -> None:
+        """After a restart with others too: of many tokens, and of which the prompt has the beginning."""
         bench.holding("endless", family="stopping")
-        strings = StopStrings(pretrained(AutoTokenizer.from_pretrained, bench.spec.path), bench.spec)
         requests = bench.requests("stop strings", [2, 9], num_samples=40)
+        completions, num_stopped = self._stopped(bench, requests)
+        assert num_stopped > 10, f"{num_stopped} of {len(completions)} completions stopped: a third should."
+        others = _strings_of(bench, requests, completions)
+        if bench.capabilities.restart and others:
+            bench.close()
+            bench.spec = replace(bench.spec, stop=others)
+            bench.start()
+            bench.sync("endless")
+            self._stopped(bench, requests)
+            bench.discard()
+
+    def _stopped(self, bench: Bench, requests: Sequence[Request]) -> tuple[list[Completion], int]:
+        """Return completions, and how many a stop string has ended; fail unless those are the ones that have it."""
+        strings = StopStrings(pretrained(AutoTokenizer.from_pretrained, bench.spec.path), bench.spec)
         completions = bench.generate(requests, SamplingParams(20))
         num_stopped = 0
         for request, completion in zip(requests, completions, strict=True):
@@ -189,6 +208,23 @@ class StopChecks(EngineChecks):
             assert found == ((20, "length") if end is None else (end, "stop")), (
                 f"a completion of {num_tokens} of 20 tokens came back as {completion.finish_reason!r}, and its first "
                 f"stop string, of PolicySpec.stop {bench.spec.stop}, ends with token {end}: it must end a completion, "
-                "whichever tokens spell it, and be included."
+                "whichever tokens spell it, and be included. What the prompt has of it, and the strings of an earlier "
+                "start, end nothing."
             )
-        assert num_stopped > 10, f"{num_stopped} of {len(completions)} completions stopped: a third should."
+        return completions, num_stopped
+
+
+def _strings_of(bench: Bench, requests: Sequence[Request], completions: Sequence[Completion]) -> tuple[str, ...]:
+    """Return strings of many tokens of some completions, and strings that begin in a prompt and end behind it."""
+    tokenizer: Any = pretrained(AutoTokenizer.from_pretrained, bench.spec.path)
+    long, begun = [], []
+    for request, completion in zip(requests, completions, strict=True):
+        last, ids = int(request.prompt_ids[-1]), completion.token_ids.tolist()
+        prompt, both = tokenizer.decode([last]), tokenizer.decode([last, *ids])
+        text = both[len(prompt) :]
+        part, across = text[4:12], both[len(prompt) - 1 : len(prompt) + 2]
+        if completion.finish_reason == "length" and len(part) == 8 and NO_TEXT not in part:
+            long.append(part)
+        if prompt and len(across) == 3 and NO_TEXT not in across and across not in text:
+            begun.append(across)
+    return (*long[:3], *begun[:3])

@@ -1,4 +1,4 @@
-"""Probes of other networks than a plain policy: one with adapters, a critic, one of large activations."""
+"""Probes of other networks than a plain policy: with adapters, of large activations, with a bias; and of a critic."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ ADAPTERS: Final = LoRAConfig(rank=2, seed=4)
 CRITIC: Final = CriticConfig(seed=6)
 LARGE: Final = 2.0**17
 """Factor of what blocks add to hidden states: a power of two, by which weights are divided exactly."""
+BIAS: Final = 2.0
+"""Largest bias of the output layer, in nats."""
 ADDED_BY: Final = ("o_proj.weight", "down_proj.weight")
 """How the names of the weights end whose products are added to hidden states."""
 
@@ -75,6 +77,17 @@ class NetworkProbes(SizeProbes):
             with torch.no_grad():
                 for weight in weights:
                     local_part(weight).div_(LARGE)
+
+    def biased(self) -> Tensor:
+        """Return values of this policy where its output layer has a bias."""
+        layer: Any = self.policy.get_output_embeddings()
+        own = layer.bias
+        size = self.policy.config.get_text_config().vocab_size
+        layer.bias = nn.Parameter(torch.linspace(-BIAS, BIAS, size), requires_grad=False)
+        try:
+            return self.run(rows(), rows().num_sequences)
+        finally:
+            layer.bias = own
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:

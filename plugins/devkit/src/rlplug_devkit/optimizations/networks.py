@@ -1,4 +1,4 @@
-"""Checks of other networks than a plain policy: one with adapters, a critic, one of large activations."""
+"""Checks of other networks than a plain policy: with adapters, of large activations, with a bias; and of a critic."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ class NetworkChecks(SizeChecks):
         assert not changes, (
             f"with {variant} {'; '.join(changes)}. The run and all other plugins share them: restore what a call sets."
         )
+
+    def test_a_bias_of_the_output_layer_counts(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Some models have one, such as Phi: what takes the place of the layer gets it beside the weight."""
+        found, expected = (
+            dict(zip(VALUES, bench.value(model, mesh, name, "biased"), strict=True)) for name in (variant, PLAIN)
+        )
+        what = f"values of {model} on {mesh} with {variant} where the output layer has a bias"
+        assert_close(found, expected, self.tolerance, what, "Add the bias to the logits, if there is one.")

@@ -285,6 +285,7 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.adapters,
     Optimized.critic,
     Optimized.large,
+    Optimized.biased,
     Optimized.unread,
     Optimized.process,
 )
