@@ -83,6 +83,16 @@ class ForgetsWhatWaits(Capable):
             super()._run(request, sampling)
 
 
+@fault(STREAM, "test_abort_returns_what_waits_too")
+class StopsTheSameNameAgain(Capable):
+    """Stops a request whose name was aborted once, whenever it comes."""
+
+    def collect(self, timeout_s):
+        found = super().collect(timeout_s)
+        self._aborted.request_ids |= {each.request_id for each in found if each.finish_reason == "abort"}
+        return found
+
+
 @fault(STREAM, "test_collect_returns_what_is_ready_at_once")
 class CollectsUntilItsTimeIsOver(Capable):
     """Collects until the time limit is over, also when something is ready."""

@@ -213,6 +213,11 @@ class StreamingChecks(EngineChecks):
         engine.abort([request.request_id for request in requests])
         reasons = {completion.finish_reason for completion in self.collect(engine, requests)}
         assert reasons <= {"abort", "length"}, f"aborted requests came back as {sorted(reasons)}."
+        engine.submit(requests, SamplingParams(3))  # a trajectory goes on in a later step, by the same name
+        found = {(each.finish_reason, len(each.token_ids)) for each in self.collect(engine, requests)}
+        assert found == {("length", 3)}, (
+            f"submitted again, requests that were aborted before came back as {sorted(found)}."
+        )
 
     @applies_to("streaming")
     def test_abort_stops_only_what_has_its_name(self, bench: Bench) -> None:
