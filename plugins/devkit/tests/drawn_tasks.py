@@ -88,7 +88,7 @@ class SharesTurnsOfAPrompt(Guess):
         return StepResult(result.observation, done=result.done or self.left[self.uid] <= 0)
 
 
-class ForgetsTheKey(Rows):
+class NamesItselfForTheKey(Rows):
     """A mistake in a mixture of many sources is then in none."""
 
     def for_training(self, key: str, name: str = "") -> AllRows:
@@ -138,7 +138,7 @@ CAUGHT_BY = {
     },
     "source": {
         "HashesSeedsOfText": {"test_a_seed_may_be_a_text"},
-        "ForgetsTheKey": {
+        "NamesItselfForTheKey": {
             "test_errors_of_rows_are_told_by_the_key",
             "test_what_cannot_be_read_is_a_configuration_error",
         },

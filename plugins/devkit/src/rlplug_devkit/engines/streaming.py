@@ -127,9 +127,9 @@ class StreamingChecks(EngineChecks):
     def test_collect_returns_what_is_ready_at_once(self, bench: Bench) -> None:
         """The time limit of ``collect`` is for the first completion; others may take longer."""
         engine, (long, short) = bench.holding("endless"), bench.requests("ready", [3, 4])
-        short = replace(short, max_new_tokens=2)
         for _ in range(3):  # on a busy machine the long one may be done too
-            engine.submit([short, long], self._endless(bench))  # the short one first: it may take one after the other
+            engine.submit([long], self._endless(bench))
+            engine.submit([short], SamplingParams(2))
             began = time.monotonic()
             ready = [(c.request_id, c.finish_reason) for c in engine.collect(self.deadline_s)]
             seconds = time.monotonic() - began
@@ -213,7 +213,7 @@ class StreamingChecks(EngineChecks):
         engine.abort([request.request_id for request in requests])
         reasons = {completion.finish_reason for completion in self.collect(engine, requests)}
         assert reasons <= {"abort", "length"}, f"aborted requests came back as {sorted(reasons)}."
-        engine.submit(requests, SamplingParams(3))  # a trajectory goes on in a later step, by the same name
+        engine.submit(requests, SamplingParams(3))  # as one that had no token yet: its name is the same
         found = {(each.finish_reason, len(each.token_ids)) for each in self.collect(engine, requests)}
         assert found == {("length", 3)}, (
             f"submitted again, requests that were aborted before came back as {sorted(found)}."
