@@ -44,8 +44,9 @@ class DataSourceConformance(PromptRuleChecks):
 
     def test_errors_of_rows_are_told_by_the_key(self) -> None:
         """Of a source for training whose rows cannot be read, whatever the reason: a run names the key alone."""
+        self._skip_after_failure()
         source = self._source()
-        if "rows" not in dir(source) or type(source).for_training is PromptSource.for_training:
+        if type(source).for_training is PromptSource.for_training:
             pytest.skip("does not apply: for_training is not its own")
 
         def unreadable() -> NoReturn:

@@ -21,4 +21,5 @@ class RewardConformance(RewardTextChecks):
 
     def test_calls_replace_nothing_of_the_process(self) -> None:
         """Not for a moment either: other calls run meanwhile."""
+        self._skip_after_failure()
         self._require_nothing_borrowed("a reward", lambda: self._score(self._ready(), self.samples()))
