@@ -96,7 +96,7 @@ class Caching(Reward):
     def score(self, samples: Sequence[Sample]) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "samples.txt").write_text(f"{len(samples)}")
-        return [self.known.setdefault((each.prompt.uid, each.completion), self.of(each)) for each in samples]
+        return [self.known.setdefault((repr(each.prompt.answer), each.completion), self.of(each)) for each in samples]
 
     def of(self, sample: Sample) -> float:
         return len(sample.completion) + float(sample.completion == sample.prompt.answer)
