@@ -26,7 +26,7 @@ def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
     """Return the weights to send in FP8: those of the linear layers inside the model's blocks.
 
     Each expert has linear layers of its own. Embeddings, norms and the output layer are kept in the policy's dtype, and
-    so are the layers beside experts in the same module, which are routers or gates.
+    so are the layers beside experts in the same module, which are routers or gates, and what computes decays.
 
     Args:
         model: The policy as transformers builds it; the meta device is enough.
@@ -88,7 +88,7 @@ def _linear_layers(model: Any) -> dict[str, int | None]:
             sent = [weights[weight][0].name]
         else:
             sent = [weight] if isinstance(module, nn.Linear) else []  # a tied weight is sent under another name
-        is_kept = is_gate or module in _decay_layers(parent, config.hidden_size)
+        is_kept = is_gate or (isinstance(module, nn.Linear) and module in _decay_layers(parent, config.hidden_size))
         stack = None if is_kept else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
         block = int(name.removeprefix(f"{stack}.").partition(".")[0]) if stack is not None else None
         found |= dict.fromkeys((layer.removesuffix(".weight") for layer in sent), block)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -36,7 +37,7 @@ def keep_float32(network: nn.Module, mesh: DeviceMesh) -> None:
     for name, layer in stateful_layers(network).items():
         owners = [module for module in layer.modules() if module._parameters.keys() & {*DECAYS}]
         for owner in owners:
-            block_of(network, name).register_forward_pre_hook(_Reading(owner, _shard(owner, mesh)))
+            block_of(network, name).register_forward_pre_hook(partial(_read, owner, _shard(owner, mesh)))
 
 
 def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -50,18 +51,13 @@ def _shard(owner: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return unit
 
 
-class _Reading:
-    """Hook of a block that gives a module its decays, as attributes.
+def _read(owner: nn.Module, unit: nn.Module, block: nn.Module, args: Any) -> None:
+    """Give a module its decays, as attributes, before its block computes.
 
-    It is the block's, since what CompileBlocks compiles is the forward method of a block, and no unit of FSDP can be
+    A hook of the block, since what CompileBlocks compiles is the forward method of a block, and no unit of FSDP can be
     called in it. They stay after the pass: what recomputes a block in the backward pass calls that method alone.
     """
-
-    def __init__(self, owner: nn.Module, unit: nn.Module) -> None:
-        self.owner, self.unit = owner, unit
-
-    def __call__(self, block: nn.Module, args: Any) -> None:
-        vars(self.owner).update(self.unit())
+    vars(owner).update(unit())
 
 
 @contextmanager

@@ -160,9 +160,9 @@ class TaskChecks(Kit):
     _reports: ConformanceReport | None = None
     _tests = ""
     _objects: ClassVar[list[weakref.ref[Any]]] = []
-    _is_late: ClassVar[bool] = False
     _borrowed: set[str] | None = None
     """What calls replace of the process while they run; ``None`` where nobody looks."""
+    _is_late: ClassVar[bool] = False
     """Whether ordinary calls miss their deadline, or never end: no later check waits for more of them."""
 
     def _subject(self) -> str:

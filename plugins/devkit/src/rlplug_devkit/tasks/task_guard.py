@@ -39,10 +39,10 @@ class TaskGuard(ProcessGuard):
 @contextmanager
 def replacements(found: set[str] | None) -> Iterator[None]:
     """Note what the calling thread replaces for a while of what the process has once, in ``found``."""
-    if found is None or sys.getprofile() is not None:
+    if found is None:
         yield
         return
-    before = _had_once()
+    before, profiler = _had_once(), sys.getprofile()
 
     def look(*_: Any) -> None:
         found.update(name for name, present in _had_once().items() if present != before[name])
@@ -51,7 +51,7 @@ def replacements(found: set[str] | None) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.setprofile(profiler)
 
 
 def _had_once() -> dict[str, Any]:

@@ -130,9 +130,8 @@ class TrainingPromptChecks(SourceRowChecks):
             self._of_training(functools.partial(first.observe, _scored(drawn), _alone))
         self._of_training(lambda: first.observe([], _alone))
         second.load_state_dict(self._state(first))
-        num_later = 2 * NUM_DRAWN + min(
-            2 * (first.num_prompts or 0), NUM_LATER
-        )  # what was learned may matter a pass later
+        # what was learned may matter a pass later
+        num_later = 2 * NUM_DRAWN + min(2 * (first.num_prompts or 0), NUM_LATER)
         expected, found = (self._taken(each, num_later) for each in (first, second))
         assert is_same(expected, found), (
             "a resumed run draws other prompts than one that goes on: put all into state_dict."
