@@ -45,8 +45,7 @@ class SelectiveCheckpointing(Optimization):
     """Keep the expensive results of a block, and recompute the cheap ones in the backward pass.
 
     Saves: norms, activations, rotary embeddings and residuals of the blocks.
-    Costs: those passes over memory once more. With ``save: [attention]`` matrix products too, which long sequences
-        spend little of their time on.
+    Costs: those passes over memory once more; with ``save: [attention]`` matrix products too.
     Proof: the blocks whose forward method is wrapped.
 
     Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198; torch's
