@@ -130,3 +130,24 @@ class WeighsByLength(Algorithm):
         ratio = (logprobs - present(micro_batch.old_logprobs)).clamp(-10, 10).exp()
         means = micro_batch.sums(ratio * present(micro_batch.advantages)) / micro_batch.num_tokens.clamp(min=1)
         return LossOutput(-means.sum() / max(denominators.num_sequences, 1))
+
+
+class KeepsAMeanOfShares(Fine):
+    """Weighs by a mean of rewards, of which the state has no more than 1."""
+
+    mean = 0.0
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        found = super().advantages(batch)
+        return dataclasses.replace(found, of_sequences=present(found.of_sequences) * (1 + abs(self.mean)))
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step(metrics)
+        self.mean += 0.1 * (metrics.get("reward/mean", 0.0) - self.mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"mean": min(1.0, max(0.0, self.mean))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.mean = state["mean"]

@@ -228,7 +228,22 @@ class CountsItsShare(Fine):
         return {"with_text": sum(texts) / len(texts) if texts else 0.0}
 
 
+class PaysAMarkOnce(Fine):
+    """Nothing for what is marked as the answer a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[str] = set()
+
+    def score_one(self, sample: Sample) -> Any:
+        mark = sample.completion.rpartition("#### ")[2] if "#### " in sample.completion else ""
+        is_known = mark in self.known
+        self.known |= {mark} - {""}
+        return 0.0 if is_known else super().score_one(sample)
+
+
 CAUGHT_BY = {
+    "PaysAMarkOnce": {"test_drawn_samples_are_scored_as_by_another_process"},
     "SharesItsLength": {"test_rewards_do_not_depend_on_the_batch"},
     "CountsItsShare": {"test_counts_are_numbers_since_the_last_call"},
     "DropsItsName": {"test_name_weight_and_batch_size_are_usable"},

@@ -129,14 +129,47 @@ class PromptsOfPasses(PromptStream):
         return taken
 
 
+class AnswersInSmallLetters(Guess):
+    """Keeps answers for all objects, by what the policy says in small letters."""
+
+    known: ClassVar[dict[tuple[str, str], Any]] = {}
+
+    def step(self, completion: str) -> Any:
+        return self.known.setdefault((self.answer, completion.lower()), super().step(completion))
+
+
+class CountsLosses(Rows):
+    """Counts rewards below 0 for the log, and forgets them in its state."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return RowsWithLosses(self, key, name)
+
+
+class RowsWithLosses(AllRows):
+    def prompts(self, encoder: Any, shuffle: bool, seed: int | str) -> PromptStream:
+        return PromptsWithLosses(encoder.usable("data.train", self.known), shuffle, seed)
+
+
+class PromptsWithLosses(PromptStream):
+    num_losses = 0
+
+    def observe(self, samples: Sequence[Sample], gather_arrays: Any) -> None:
+        self.num_losses += int((gather_arrays(np.array([each.reward for each in samples])) < 0).sum())
+
+    def metrics(self) -> dict[str, float]:
+        return {"losses": float(self.num_losses)}
+
+
 CAUGHT_BY = {
     "environment": {
+        "AnswersInSmallLetters": {"test_drawn_trajectories_are_answered_as_by_another_process"},
         "LooksUpWhatToolsLoaded": {"test_objects_that_were_not_asked_answer_alike"},
         "KeepsTheLoop": {"test_async_calls_let_others_run"},
         "CatchesWhatIsPrinted": {"test_calls_replace_nothing_of_the_process"},
         "SharesTurnsOfAPrompt": {"test_trajectories_of_one_prompt_do_not_see_each_other"},
     },
     "source": {
+        "CountsLosses": {"test_drawn_steps_are_resumed_and_shared"},
         "HashesSeedsOfText": {"test_a_seed_may_be_a_text"},
         "NamesItselfForTheKey": {"test_errors_of_rows_are_told_by_the_key"},
         "LearnsForTheNextPass": {"test_observed_samples_go_on_too"},

@@ -116,6 +116,7 @@ CAUGHT_BY = {
     "MeasuresStalenessInTheMicroBatch": "test_micro_batches_add_up",
     "SkipsWhatTeachesNothing": "test_every_loss_reaches_its_model",
     "SelectsWhatIsNew": "test_selection_knows_no_other_group",
+    "KeepsAMeanOfShares": "test_drawn_steps_are_resumed_and_split",
     "KeepsTheMeanOfItsRank": "test_ranks_stay_alike_from_step_to_step",
     "SelectsByFailedRewards": "test_failed_rewards_do_not_count",
     "ClampsFarTargets": "test_the_micro_batch_is_left_as_it_was",

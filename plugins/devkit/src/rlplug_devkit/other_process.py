@@ -1,17 +1,19 @@
-"""A second Python process, on which functions are called as another rank, on another day, would call them."""
+"""Other Python processes, in which functions are called as another rank, on another day, would call them."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import importlib
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -22,12 +24,25 @@ VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
 """What differs there, besides the seed of hashes, the process's number, the working folder, and the machine."""
 
 
+FRESH: Final = "--fresh"
+"""Argument of a process that answers each job in a child."""
+
+
+IMPORTED: Final = ("tasks.rewards", "tasks.environments", "tasks.data_sources", "models")
+
+
 class Unavailable(Exception):
     """The function or its arguments cannot be sent to another process."""
 
 
-def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: float, is_fresh: bool = False) -> Any:
     """Return what a function returns in the other process, which is started once.
+
+    Args:
+        function: The function.
+        arguments: Its arguments.
+        timeout_s: Longest time, in seconds.
+        is_fresh: Call it in a process in which nothing was called before, nor imported but the kits.
 
     Raises:
         Unavailable: Something cannot be pickled, or not be unpickled there.
@@ -37,7 +52,7 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
         job = pickle.dumps((function, arguments))
     except Exception as error:
         raise Unavailable(describe(error)) from error
-    process = _process()
+    process = _process(is_fresh)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(len(job).to_bytes(8, "big") + job)
@@ -59,16 +74,17 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
 
 
 @functools.cache
-def _process() -> subprocess.Popen[bytes]:
+def _process(is_fresh: bool) -> subprocess.Popen[bytes]:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlplug_devkit.other_process"],
+        [sys.executable, "-m", "rlplug_devkit.other_process", *([FRESH] if is_fresh else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=tempfile.gettempdir(),
         env=os.environ | VARIABLES | {"TZ": _zone_of_another_day(), "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+        start_new_session=True,
     )
     atexit.register(_end, process)
     return process
@@ -85,30 +101,72 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _serve() -> None:
+def _serve(is_fresh: bool) -> None:
     """Answer jobs until the other side closes the pipe; what plugins print goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     other_machine.imitate()
+    if is_fresh:
+        for name in IMPORTED:  # once, and not in each child
+            importlib.import_module(f"rlplug_devkit.{name}")
     while size := sys.stdin.buffer.read(8):
         job = sys.stdin.buffer.read(int.from_bytes(size, "big"))
-        answer: tuple[str, Any]
-        try:
-            function, arguments = pickle.loads(job)
-        except Exception as error:  # noqa: BLE001 - such as a module that only a test's folder has
-            answer = ("unavailable", describe(error))
-        else:
-            try:
-                answer = ("returned", function(*arguments))
-            except Exception as error:  # noqa: BLE001 - the function's own
-                answer = ("raised", describe(error))
+        answer = _of_a_child(functools.partial(_answer, job)) if is_fresh else _answer(job)
         answers.write(pickle.dumps(answer))
         answers.flush()
 
 
+def _answer(job: bytes) -> tuple[str, Any]:
+    """Return what became of a job, and what it returned, or why not."""
+    try:
+        function, arguments = pickle.loads(job)
+    except Exception as error:  # noqa: BLE001 - such as a module that only a test's folder has
+        return "unavailable", describe(error)
+    try:
+        return "returned", function(*arguments)
+    except Exception as error:  # noqa: BLE001 - the function's own
+        return "raised", describe(error)
+
+
+def of_children(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return what functions return, each called in a child of this process, which must have no other threads.
+
+    Raises:
+        RuntimeError: One raised.
+    """
+    found = []
+    for function in functions:
+        outcome, value = _of_a_child(lambda function=function: ("returned", function()))  # type: ignore[misc]
+        if outcome == "raised":
+            raise RuntimeError(value)
+        found.append(value)
+    return found
+
+
+def _of_a_child(function: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
+    """Return what a function returns in a child, or that it raised."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writer, "wb") as answer:
+            try:
+                found = pickle.dumps(function())
+            except BaseException as error:  # noqa: BLE001 - that of pytest.fail is no Exception
+                found = pickle.dumps(("raised", describe(error)))
+            answer.write(found)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answered:
+        found = answered.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    outcome: tuple[str, Any] = pickle.loads(found) if status == 0 else ("raised", f"it ended with status {status}")
+    return outcome
+
+
 if __name__ == "__main__":
-    _serve()
+    _serve(is_fresh=FRESH in sys.argv)

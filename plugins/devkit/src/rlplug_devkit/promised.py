@@ -160,6 +160,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "adapters_learn_alike",
         "large_activations_equal_the_plain_path",
         "a_bias_of_the_output_layer_counts",
+        "drawn_passes_equal_the_plain_path",
     ),
     "Edit the sharded model.": (
         "a_step_changes_the_weights_alike",
@@ -184,6 +185,7 @@ OF_EVERY_PLUGIN: Final[Mapping[str, Sequence[str]]] = {
     "The same input gives the same result in another process, after a pickle, and in another order.": (
         "steps_repeat_in_another_process",
         "a_pickled_algorithm_goes_on_alike",
+        "drawn_steps_are_resumed_and_split",
         "the_order_within_a_group_does_not_matter",
         "numbers_of_groups_do_not_matter",
     ),

@@ -422,3 +422,31 @@ class SearchesTwoTokens(Stopping):
     """Looks for stop strings in the newest two tokens."""
 
     strings = StringsOfTwoTokens
+
+
+@fault(LIMITS, "test_drawn_rounds_are_answered")
+class KeepsGreedyAnswers(Plain):
+    """Keeps greedy answers by their prompts until the next sync, whatever limit they had."""
+
+    def update_weights(self, buckets, version):
+        self._kept = {}
+        return super().update_weights(buckets, version)
+
+    def generate(self, requests, sampling):
+        if sampling.temperature > 0 or self.is_stopping():
+            return super().generate(requests, sampling)
+        new = [request for request in requests if request.prompt_ids not in self._kept]
+        for request, completion in zip(new, super().generate(new, sampling), strict=True):
+            self._kept[request.prompt_ids] = completion
+        return [self._cut(request, sampling) for request in requests]
+
+    def _cut(self, request, sampling):
+        kept, limit = self._kept[request.prompt_ids], request.limit(sampling)
+        is_cut = len(kept.token_ids) > limit
+        return dataclasses.replace(
+            kept,
+            request_id=request.request_id,
+            token_ids=kept.token_ids[:limit],
+            logprobs=kept.logprobs[:limit],
+            finish_reason="length" if is_cut else kept.finish_reason,
+        )

@@ -121,3 +121,18 @@ class HandsOutFormerCompletions(Capable):
         former = self.__dict__.get("_finished")
         super().start(policy, placement)
         self._finished = self._finished if former is None else former
+
+
+@fault(STREAM, "test_drawn_streams_are_answered")
+class StreamsEqualPromptsAlike(Capable):
+    """Gives requests of one call with equal prompts the limit of the first."""
+
+    def submit(self, requests, sampling):
+        super().submit(with_equal_limits(requests), sampling)
+
+
+def with_equal_limits(requests: Sequence[Request]) -> list[Request]:
+    """Return requests, those of equal prompts with the limit of the first."""
+    first: dict[tuple[int, ...], Request] = {}
+    own = [first.setdefault(request.prompt_ids, request) for request in requests]
+    return [dataclasses.replace(r, max_new_tokens=o.max_new_tokens) for r, o in zip(requests, own, strict=True)]

@@ -17,6 +17,7 @@ from rlplug_devkit.algorithms.directions import DirectionChecks
 from rlplug_devkit.algorithms.examples import ExampleChecks
 from rlplug_devkit.algorithms.losses import LossChecks
 from rlplug_devkit.algorithms.passes import Learned
+from rlplug_devkit.algorithms.plays import PlayChecks
 from rlplug_devkit.algorithms.repeats import RepeatChecks
 from rlplug_devkit.algorithms.runs import RunChecks
 from rlplug_devkit.algorithms.steps import batch_of
@@ -117,6 +118,7 @@ class StateChecks(AlgorithmChecks):
 
 # pytest runs the checks of base classes from the last to the first
 class AlgorithmConformance(
+    PlayChecks,
     ProcessChecks,
     ExampleChecks,
     DirectionChecks,

@@ -7,6 +7,7 @@ from rlplug_devkit.engines.fp8 import FP8Checks
 from rlplug_devkit.engines.given import GivenChecks
 from rlplug_devkit.engines.life import CounterChecks, FirstChecks, LastChecks
 from rlplug_devkit.engines.memory import PlanChecks, RoundChecks, SleepChecks
+from rlplug_devkit.engines.plays import PlayChecks
 from rlplug_devkit.engines.prompts import PromptChecks
 from rlplug_devkit.engines.routing import RoutingChecks
 from rlplug_devkit.engines.streaming import StreamingChecks
@@ -23,6 +24,7 @@ class EngineConformance(
     AdapterChecks,
     StopChecks,
     OtherModelChecks,
+    PlayChecks,
     RoundChecks,
     StreamingChecks,
     SleepChecks,

@@ -72,3 +72,14 @@ class NetworkChecks(SizeChecks):
         )
         what = f"values of {model} on {mesh} with {variant} where the output layer has a bias"
         assert_close(found, expected, self.tolerance, what, "Add the bias to the logits, if there is one.")
+
+    def test_drawn_passes_equal_the_plain_path(
+        self, bench: OptimizationBench, model: str, mesh: str, variant: str
+    ) -> None:
+        """Rows of any length, with and without gradients, in micro-batches of any size, between steps."""
+        found, expected = (bench.value(model, mesh, name, "drawn") for name in (variant, PLAIN))
+        if not all(self.trains(name) for name in bench.value(model, mesh, PLAIN, "structure")["parameters"]):
+            pytest.skip(f"{DOES_NOT_APPLY}trains() leaves out weights, so that steps differ")
+        what = f"values of {model} on {mesh} with {variant}, of passes and steps in turn"
+        advice = "Keep nothing of rows, weights or gradients from one pass to a later one."
+        assert_close(found, expected, self.gradient_tolerance, what, advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ from rlplug_devkit.optimizations.network_probes import NetworkProbes
 from rlplug_devkit.optimizations.structure import functions_of, structure_of
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_guard import ProcessGuard
-from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
+from rlplug_devkit.trainers.cases import LEARNING_RATE, LENGTHS, SAMPLING, Case, loss_weights, rows
 from rlplug_devkit.trainers.ranks import make_strategy
 
 PLAIN: Final = "plain"
 PLAIN_AGAIN: Final = "plain, after all others"
 WITH_PARTNER: Final = " with recomputed blocks"
+NUM_DRAWN: Final = 8
+"""Passes over drawn rows."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class Optimized(NetworkProbes):
                 columns = (output.tokens.logprobs, output.entropy, output.tokens.sampled_logprobs)
                 values = torch.stack([taken.grid(column) for column in columns])
                 if train:
-                    weights = loss_weights()[indices]
+                    weights = loss_weights(batch.input_ids.shape)[indices]
                     (self.loss_factor * torch.stack([weights, weights.cos()]) * values[:2]).sum().backward()  # type: ignore[no-untyped-call]
             whole[:, indices] = values.detach()
         dist.all_reduce(whole, group=strategy.data_group)
@@ -251,6 +254,21 @@ class Optimized(NetworkProbes):
             return str(refusal)
         return dict(self._gradients())
 
+    def drawn(self) -> dict[str, Tensor]:
+        """Return values of passes over drawn rows; some train, and a step follows."""
+        draw, found = random.Random(0), dict[str, Tensor]()
+        torch._dynamo.reset()  # some compile for each length that comes
+        self.policy.zero_grad()
+        for number in range(NUM_DRAWN):
+            lengths = [(draw.randint(1, 12), draw.choice([0, 1, 7, 40, 130])) for _ in LENGTHS]
+            size, trains = draw.choice([len(LENGTHS) // 2, len(LENGTHS)]), draw.random() < 0.5
+            sampling = dataclasses.replace(SAMPLING, temperature=draw.choice([0.6, 1.0, 1.4]))
+            found[f"pass {number + 1}"] = self.run(rows(lengths=lengths), size, trains, sampling)
+            if trains:
+                self.optimizer.step()
+                self.policy.zero_grad()
+        return found
+
     def process(self) -> dict[str, str]:
         """Return what all probes together changed of the process and of files."""
         moved = {name: f"a pass moves the global generator {name}" for name in sorted(self.guard.generators)}
@@ -287,6 +305,7 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.large,
     Optimized.biased,
     Optimized.unread,
+    Optimized.drawn,
     Optimized.process,
 )
 

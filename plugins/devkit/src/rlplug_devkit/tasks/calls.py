@@ -311,10 +311,15 @@ class TaskChecks(Kit):
             type(self)._returned = self._elsewhere(method)  # type: ignore[attr-defined]
         return type(self)._returned  # type: ignore[attr-defined]
 
-    def _elsewhere(self, method: str) -> Any:
-        """Return what a method of the test class returns in another process, with other hashes of texts."""
+    def _elsewhere(self, method: str, is_fresh: bool = False) -> Any:
+        """Return what a method of the test class returns in another process, with other hashes of texts.
+
+        Args:
+            method: Its name.
+            is_fresh: Ask a process in which no other check has asked anything.
+        """
         try:
-            return ask_elsewhere(self, method, ELSEWHERE_S)
+            return ask_elsewhere(self, method, ELSEWHERE_S, is_fresh)
         except LookupError as error:
             pytest.skip(f"does not apply: {error}")
         except RuntimeError as error:

@@ -10,11 +10,11 @@ import pytest
 
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, describe
-from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
+from rlplug_devkit.tasks.source_plays import SourcePlayChecks
 from rlplug_devkit.tasks.training_prompts import KEY
 
 
-class DataSourceConformance(PromptRuleChecks):
+class DataSourceConformance(SourcePlayChecks):
     """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
 
     def make_broken_source(self) -> PromptSource | None:

@@ -12,8 +12,8 @@ from typing import Any
 from rlplug_devkit.other_process import Unavailable, call_elsewhere
 
 
-def ask_elsewhere(checks: Any, method: str, timeout_s: float) -> Any:
-    """Return what a method of an object of the same test class returns in another process.
+def ask_elsewhere(checks: Any, method: str, timeout_s: float, is_fresh: bool = False) -> Any:
+    """Return what a method of an object of the same test class returns in another process, or in a fresh one.
 
     That object gets what fixtures have set in this one and in its class, where it can be pickled.
 
@@ -30,7 +30,7 @@ def ask_elsewhere(checks: Any, method: str, timeout_s: float) -> Any:
     own, of_class = _split(vars(checks)), _split(vars(tests))
     where = (sys.path, tests.__module__, module.__file__, names[0], method)
     try:
-        return call_elsewhere(_answer, *where, own[0], of_class[0], timeout_s=timeout_s)
+        return call_elsewhere(_answer, *where, own[0], of_class[0], timeout_s=timeout_s, is_fresh=is_fresh)
     except Unavailable as error:
         raise LookupError(str(error)) from error
     except RuntimeError as error:

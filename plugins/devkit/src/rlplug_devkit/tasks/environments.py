@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
+from rlplug_devkit.tasks.environment_plays import EnvironmentPlayChecks
 from rlplug_devkit.tasks.playing import SEED
 from rlplug_devkit.tasks.playing import make_prompt as make_prompt
-from rlplug_devkit.tasks.policy_texts import PolicyTextChecks
 
 CALLS: Final = ("reset", "step", "close")
 TICK_S: Final = 0.005
@@ -23,7 +23,7 @@ BLOCKED_S: Final = 0.06
 NUM_TIMED: Final = 3
 
 
-class EnvironmentConformance(PolicyTextChecks):
+class EnvironmentConformance(EnvironmentPlayChecks):
     """Checks of an environment. A subclass must override ``make_environment``, and may override the rest.
 
     Attributes:

@@ -101,6 +101,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
         "every_seed_repeats",
         "the_time_between_turns_changes_nothing",
         "another_process_has_the_same_answers",
+        "drawn_trajectories_are_answered_as_by_another_process",
     ),
     "Randomness must therefore come from ``random.Random(seed)`` alone.": (
         "the_same_turns_have_the_same_answers",
@@ -158,6 +159,7 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
         "training_draws_are_the_expected_ones",
         "draws_of_any_size_go_on_at_their_place",
         "a_later_pass_goes_on_at_its_place",
+        "drawn_steps_are_resumed_and_shared",
         "lists_of_draws_stay_as_they_were",
         "a_state_stays_as_it_was",
         "draws_do_not_depend_on_their_size",
@@ -192,6 +194,7 @@ OF_EVERY_TASK: Final[Mapping[str, Sequence[str]]] = {
         "what_was_scored_before_changes_nothing",
         "odd_samples_do_not_get_what_others_got",
         "a_pickled_reward_scores_alike",
+        "drawn_samples_are_scored_as_by_another_process",
     ),
 }
 """What no interface says in a sentence of its own, and every task promises."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlplug_devkit.tasks.reward_texts import RewardTextChecks
+from rlplug_devkit.tasks.reward_plays import RewardPlayChecks
 from rlplug_devkit.tasks.scoring import make_sample as make_sample
 
 
 # pytest runs the checks of base classes from the last to the first
-class RewardConformance(RewardTextChecks):
+class RewardConformance(RewardPlayChecks):
     """Checks of a reward. A subclass must override ``make_reward``, and may override the rest."""
 
     def test_calls_leave_nothing_behind(self) -> None:

@@ -127,8 +127,8 @@ class TrainingPromptChecks(SourceRowChecks):
         first, second = self._training_prompts(), self._training_prompts()
         for _ in range(2):
             drawn = self._taken(first, NUM_DRAWN)
-            self._of_training(functools.partial(first.observe, _scored(drawn), _alone))
-        self._of_training(lambda: first.observe([], _alone))
+            self._of_training(functools.partial(first.observe, _scored(drawn), of_one_rank))
+        self._of_training(lambda: first.observe([], of_one_rank))
         second.load_state_dict(self._state(first))
         # what was learned may matter a pass later
         num_later = 2 * NUM_DRAWN + min(2 * (first.num_prompts or 0), NUM_LATER)
@@ -142,10 +142,10 @@ class TrainingPromptChecks(SourceRowChecks):
         alone, *ranks = (self._training_prompts() for _ in range(3))
         for num_first in (NUM_DRAWN // 2, NUM_DRAWN):
             samples = _scored(self._taken(alone, NUM_DRAWN))
-            self._of_training(functools.partial(alone.observe, samples, _alone))
+            self._of_training(functools.partial(alone.observe, samples, of_one_rank))
             for rank in ranks:
                 self._taken(rank, NUM_DRAWN)
-            gather = _Meeting(len(ranks))
+            gather = Meeting(len(ranks))
             parts = (samples[:num_first], samples[num_first:])
             observe = [
                 functools.partial(rank.observe, part, gather.of(number))
@@ -199,7 +199,7 @@ class TrainingPromptChecks(SourceRowChecks):
         for _ in range(2):
             drawn = self._taken(prompts, NUM_DRAWN)
             taken += [prompt.uid for prompt in drawn]
-            self._of_training(functools.partial(prompts.observe, _scored(drawn), _alone))
+            self._of_training(functools.partial(prompts.observe, _scored(drawn), of_one_rank))
             logged = self._of_training(prompts.metrics)
         if draws is not None:
             assert taken[: len(draws)] == [*draws], f"a training draws {taken}, and expected is {[*draws]}."
@@ -223,7 +223,7 @@ class TrainingPromptChecks(SourceRowChecks):
         state = self._of_training(prompts.state_dict)
         kept = _as_text(state)
         expected = self._taken(prompts, NUM_DRAWN)
-        self._of_training(lambda: prompts.observe(_scored(expected), _alone))
+        self._of_training(lambda: prompts.observe(_scored(expected), of_one_rank))
         assert _as_text(state) == kept, "later draws change what state_dict returned: return a copy."
         prompts.load_state_dict(state)
         assert is_same(self._taken(prompts, NUM_DRAWN), expected), (
@@ -272,7 +272,7 @@ def make_prompts(
     return rows.prompts(encoder, shuffle=shuffle, seed=seed)
 
 
-class _Meeting:
+class Meeting:
     """Ranks, each in a thread, that exchange arrays."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -310,5 +310,5 @@ def _as_text(state: Any) -> str:
     return json.dumps(state, default=lambda tensor: tensor.tolist())
 
 
-def _alone(array: Any) -> Any:
+def of_one_rank(array: Any) -> Any:
     return np.asarray(array)

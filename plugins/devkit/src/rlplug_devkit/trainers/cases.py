@@ -135,7 +135,6 @@ def rows(is_changed: bool = False, lengths: Sequence[tuple[int, int]] = LENGTHS)
     return PaddedRows.of(StepBatch.from_samples(samples))
 
 
-def loss_weights() -> Tensor:
-    """Return what the loss multiplies logprobs with, float32 [B, T], different for each token."""
-    shape = rows().input_ids.shape
+def loss_weights(shape: torch.Size) -> Tensor:
+    """Return what the loss multiplies logprobs [B, T] with, float32, different for each token."""
     return torch.linspace(-1, 1, shape.numel()).view(shape)

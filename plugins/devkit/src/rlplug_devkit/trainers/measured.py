@@ -134,7 +134,7 @@ class Measured:
                     strategy.set_last_micro_batch(self.policy, is_last=number == len(micro_batches))
                 logprobs = taken.grid(policy_forward(self.policy, packed, SAMPLING, "none").tokens.logprobs)
                 if train:
-                    (loss_weights()[indices] * logprobs).sum().backward()  # type: ignore[no-untyped-call]
+                    (loss_weights(batch.input_ids.shape)[indices] * logprobs).sum().backward()  # type: ignore[no-untyped-call]
             whole[indices] = logprobs.detach()
         dist.all_reduce(whole, group=strategy.data_group)
         return whole

@@ -52,7 +52,7 @@ def reference_of(folder: Path) -> Reference:
     logprobs = reference_logprobs(model)
     with torch.no_grad():
         long_logprobs = reference_logprobs(model, LONG_LENGTHS)
-    (loss_weights() * logprobs).sum().backward()  # type: ignore[no-untyped-call]
+    (loss_weights(logprobs.shape) * logprobs).sum().backward()  # type: ignore[no-untyped-call]
     of_parameters = hf_weights(model)
     gradients = {
         weight.name: weight.of(parameter.grad)

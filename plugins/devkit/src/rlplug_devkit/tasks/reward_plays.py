@@ -1,0 +1,95 @@
+"""Checks of a reward on drawn samples: any mixture of the parts that completions, tasks and calls may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import time
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from rlplug.types import Sample
+from rlplug_devkit.other_process import of_children
+from rlplug_devkit.tasks.likenesses import MIDDLE
+from rlplug_devkit.tasks.reward_texts import RewardTextChecks
+from rlplug_devkit.tasks.scoring import Values, same_values, with_answer
+
+NUM_DRAWN: Final = 64
+"""Samples, of few parts: many agree with an earlier one in all parts but one."""
+MOST_AT_ONCE: Final = 8
+"""Most samples of a call."""
+PLAY_S: Final = 10.0
+"""About how long a process may score drawn samples, in seconds."""
+FORMS: Final = (
+    "{}", " {}\n", "{}.", "{} {}", "The answer is {}.", "\\boxed{{{}}}", "<answer>{}</answer>", "<think>{}</think> {}",
+    "#### {}", "**{}**", f"{MIDDLE}{{}}", f"{{}}{MIDDLE}", "",
+)  # fmt: skip
+"""What completions put around a text, and where they leave it out."""
+
+
+class RewardPlayChecks(RewardTextChecks):
+    """Checks that compare a reward with itself on samples that no author has written down."""
+
+    num_drawn = NUM_DRAWN
+    """Fewer where calls are slow; the other process is told."""
+
+    def test_drawn_samples_are_scored_as_by_another_process(self) -> None:
+        """Of each in a process of its own, in which nothing was scored before."""
+        self._needs_repetition()
+        began = time.monotonic()
+        self._values(self._ready(), self._drawn()[0][:1])
+        self.num_drawn = max(1, min(NUM_DRAWN, int(PLAY_S / (time.monotonic() - began))))
+        here, there = self._drawn_values(), self._elsewhere("_drawn_values_one_by_one", is_fresh=True)
+        for call, found, expected in zip(self._drawn(), here, there, strict=True):
+            assert same_values(found, expected), (
+                f"samples of {[(each.completion[:40], each.prompt.answer) for each in call]} got {found} in one call, "
+                f"after others, and {expected} of a new object in another process: a reward is of its sample alone. "
+                "Keep nothing between calls, or under a key that has all that a reward depends on."
+            )
+
+    def _drawn_values(self) -> list[Values]:
+        """Return the values of the drawn calls, of one object."""
+        reward = self._ready()
+        return [self._values(reward, call, whole=True)[0] for call in self._drawn()]
+
+    def _drawn_values_one_by_one(self) -> list[Values]:
+        """Return the values of the drawn calls, each sample by an object of its own, in a process of its own."""
+        compares = of_children([lambda: self.make_reward().compares_group])[0]
+        calls = of_children([self._drawn])[0]
+        found = []
+        for call in calls:
+            parts = [call] if compares else [[each] for each in call]
+            values = of_children([functools.partial(self._values_of_a_new_object, part) for part in parts])
+            found.append([value for each in values for value in each])
+        return found
+
+    def _values_of_a_new_object(self, samples: Sequence[Sample]) -> Values:
+        return self._values(self._ready(), samples)[0]
+
+    def _drawn(self) -> list[list[Sample]]:
+        """Return samples as calls, the same each time: of one task where the reward compares them."""
+        draw, samples, reward = random.Random(0), self.samples(), self._ready()
+        size = MOST_AT_ONCE if reward.compares_group else min(reward.batch_size, MOST_AT_ONCE)
+        texts = [*(each.completion[:1000] for each in samples), *(str(each.prompt.answer)[:1000] for each in samples)]
+        calls: list[list[Sample]] = []
+        while sum(map(len, calls)) < self.num_drawn:
+            tasks = [draw.choice(samples)] * size if reward.compares_group else draw.choices(samples, k=size)
+            calls.append([_drawn_sample(draw, task, texts) for task in tasks[: draw.randint(1, size)]])
+        return calls
+
+
+def _drawn_sample(draw: random.Random, task: Sample, texts: Sequence[str]) -> Sample:
+    """Return a sample of a task, whose uid another source has too."""
+    text = draw.choice(FORMS).format(draw.choice(texts), draw.choice(texts))
+    made = with_answer(dataclasses.replace(task, completion=text), task.prompt.answer)
+    prompt = dataclasses.replace(made.prompt, uid="rows:0", source=f"of {task.prompt.uid}")
+    reasons: Sequence[Literal["stop", "length"]] = ("stop", "length")
+    return dataclasses.replace(
+        made,
+        prompt=prompt,
+        group=draw.randrange(4),
+        policy_version=draw.randrange(3),
+        finish_reason=draw.choice(reasons),
+        last_turn=draw.choice([text, text[len(text) // 2 :]]),
+    )

@@ -1,0 +1,98 @@
+"""Checks of training prompts on drawn steps: of any size, with any rewards, resumed and shared by ranks anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from rlplug.data.prompt_stream import TrainingPrompts
+from rlplug.types import Prompt, RewardError, Sample
+from rlplug_devkit.tasks.calls import is_same
+from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
+from rlplug_devkit.tasks.scoring import make_sample
+from rlplug_devkit.tasks.training_prompts import Meeting, of_one_rank
+
+NUM_STEPS: Final = 12
+MOST_DRAWN: Final = 9
+"""Most prompts of a step."""
+PLAY_S: Final = 10.0
+"""Time after which no further step is drawn, in seconds."""
+REWARDS: Final = (0.0, 1.0, 1.0, 0.5, -2.0, 1e6, math.nan)
+"""Rewards, of which the last is that of an error."""
+RUNS: Final[Sequence[tuple[int | str, bool]]] = ((1, True), ("2/part", True), (3, False))
+"""Seed and ``data.shuffle``."""
+
+
+class SourcePlayChecks(PromptRuleChecks):
+    """Checks that compare training prompts with themselves in steps that no author has written down."""
+
+    def test_drawn_steps_are_resumed_and_shared(self) -> None:
+        """One run goes on, one is resumed after every step, and one has two ranks: they draw and log the same."""
+        for seed, shuffle in RUNS:
+            draw, kept = random.Random(0), list[Prompt]()
+            went_on, resumed, *ranks = (self._training_prompts(seed, shuffle) for _ in range(4))
+            began = time.monotonic()
+            for step in range(NUM_STEPS):
+                if step and time.monotonic() - began > PLAY_S / len(RUNS):
+                    break
+                number = draw.randint(1, MOST_DRAWN)
+                drawn, *others = (self._taken(each, number) for each in (went_on, resumed, *ranks))
+                names = ("resumed after every step", "of two ranks, the first", "of two ranks, the second")
+                for name, found in zip(names, others, strict=True):
+                    assert is_same(found, drawn), (
+                        f"in step {step + 1}, {number} training prompts are {_uids(drawn)}, and those of a run {name} "
+                        f"are {_uids(found)}: what draws and samples leave behind belongs into state_dict, and every "
+                        "rank learns of all samples through gather_arrays."
+                    )
+                kept = [*kept[-MOST_DRAWN:], *drawn]
+                samples = _scored(draw, kept)
+                for each in (went_on, resumed):
+                    self._of_training(functools.partial(each.observe, samples, of_one_rank))
+                self._observe_on_ranks(ranks, draw, samples)
+                self._require_same_metrics(went_on, resumed, step)
+                state, resumed = self._state(resumed), self._training_prompts(seed, shuffle)
+                self._of_training(functools.partial(resumed.load_state_dict, state))
+
+    def _require_same_metrics(self, went_on: TrainingPrompts, resumed: TrainingPrompts, step: int) -> None:
+        expected, found = ({**self._of_training(each.metrics)} for each in (went_on, resumed))
+        assert {name: pytest.approx(value, nan_ok=True) for name, value in expected.items()} == found, (
+            f"after step {step + 1} metrics are {expected}, and those of a resumed run {found}: what they count "
+            "belongs into state_dict."
+        )
+
+    def _observe_on_ranks(self, ranks: Sequence[TrainingPrompts], draw: random.Random, samples: list[Sample]) -> None:
+        """Let two ranks observe a part of the samples each, at once."""
+        place, gather = draw.randint(0, len(samples)), Meeting(len(ranks))
+        parts = (samples[:place], samples[place:])
+        calls = self._calls(
+            [
+                functools.partial(rank.observe, part, gather.of(number))
+                for number, (rank, part) in enumerate(zip(ranks, parts, strict=True))
+            ]
+        )
+        if problem := next((call.error for call in calls if call.error), ""):
+            self._not_compared(f"observe() on two ranks: {problem}. All ranks make the same calls of gather_arrays")
+
+
+def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
+    """Return up to three samples of some prompts, also of earlier ones, with drawn rewards."""
+    samples = []
+    for group, prompt in enumerate(draw.sample(prompts, draw.randint(0, len(prompts)))):
+        for _ in range(draw.randint(1, 3)):
+            reward = draw.choice(REWARDS)
+            error = {"a": RewardError("failed") if math.isnan(reward) else reward}
+            samples.append(
+                dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=error)
+            )
+    return samples
+
+
+def _uids(prompts: Sequence[Prompt]) -> list[str]:
+    return [prompt.uid for prompt in prompts]
