@@ -7,6 +7,9 @@ import torch
 from optims_models import assert_same, optimized_results, plain_results, tiny_batch, tiny_model
 from rlplug_optims import CompileBlocks
 from torch._dynamo.testing import CompileCounterWithBackend
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from rlplug.errors import RunError
 
 pytestmark = pytest.mark.kit
 
@@ -73,3 +76,19 @@ def test_compiling_again_and_again_stops_the_run():
             optimized_results(model, tiny_batch(lengths))
         with pytest.raises(Exception, match="recompile_limit"):
             optimized_results(model, tiny_batch(LENGTHS[2]))
+
+
+def test_a_block_that_runs_uncompiled_stops_the_run():
+    """Would catch a block that breaks its graph within checkpointing: torch then runs all of it as it is."""
+
+    class Untraced(LlamaDecoderLayer):
+        @torch.compiler.disable
+        def forward(self, *values, **named):
+            return super().forward(*values, **named)
+
+    model = tiny_model()
+    for block in model.model.layers:
+        block.__class__ = Untraced
+    CompileBlocks(backend="eager").before_shard(model)
+    with pytest.raises(RunError, match="no part of Untraced"):
+        optimized_results(model, tiny_batch())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import ActivationTraits, Effect, Network, Optimization
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
-from rlplug_optims.compiler import let_lengths_vary, stop_when_not_compiled
+from rlplug_optims.compiler import let_lengths_vary, stop_when_not_compiled, with_a_graph
 from rlplug_optims.networks import chosen_networks
 
 
@@ -22,7 +23,7 @@ class CompileBlocks(Optimization):
     Saves: passes over memory: norms, activations, rotary embeddings and residuals become few kernels, and fewer
     activations are kept.
     Costs: time to compile at the start: seconds, mostly.
-    Proof: the blocks whose forward method is compiled.
+    Proof: the blocks whose forward method is compiled; a first pass that compiles no graph stops the run.
 
     Blocks are compiled one by one rather than as a whole model: they are alike, so one compilation serves all, and
     FSDP2's hooks stay outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, the compiled code
@@ -63,10 +64,10 @@ class CompileBlocks(Optimization):
         self._blocks = transformer_blocks(model)
         for block in self._blocks:
             wrap_forward(block, WrapOrder.COMPILE_INSIDE, self._compiled)
-            wrap_forward(block, WrapOrder.COMPILE, self._compiled_whole)
+            wrap_forward(block, WrapOrder.COMPILE, partial(self._compiled_whole, type(block)))
 
-    def _compiled_whole(self, forward: Forward) -> Forward:
-        compiled = self._compiled(forward)
+    def _compiled_whole(self, block: type[nn.Module], forward: Forward) -> Forward:
+        compiled = with_a_graph(self._compiled(forward), block)
         return let_lengths_vary(compiled) if self.dynamic else compiled
 
     def _compiled(self, forward: Forward) -> Forward:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
+from rlplug.errors import RunError
 from rlplug_optims.block_forward import Forward
 
 LONGEST: Final = r"L\[.*max_length_[qk]\b"
 """Names under which the compiler knows the length of a micro-batch's longest sequence, which every block gets."""
+
+_COMPILED: Final = set[type[nn.Module]]()
+"""Classes of blocks of which this process has compiled a graph."""
 
 
 def stop_when_not_compiled() -> None:
@@ -37,6 +43,32 @@ def let_lengths_vary(compiled: Forward) -> Forward:
             if isinstance(value, torch.Tensor):
                 torch._dynamo.maybe_mark_dynamic(value, dynamic_dims(value))
         return compiled(hidden_states, *values, **named)
+
+    return forward
+
+
+def with_a_graph(compiled: Forward, block: type[nn.Module]) -> Forward:
+    """Return the ``compiled`` forward method of blocks of a class, which proves itself in its first call.
+
+    Where a block cannot be traced, torch runs it uncompiled, and says nothing.
+
+    Raises:
+        RunError: That call compiled no graph, and none before it did.
+    """
+
+    def forward(*values: Any, **named: Any) -> Any:
+        if block in _COMPILED:
+            return compiled(*values, **named)
+        before = counters["stats"]["unique_graphs"]
+        result = compiled(*values, **named)
+        if counters["stats"]["unique_graphs"] == before:
+            raise RunError(
+                f"CompileBlocks compiled no part of {block.__name__}: torch runs it uncompiled, as with "
+                "TORCH_COMPILE_DISABLE=1, or where the block breaks its graph. TORCH_LOGS=graph_breaks says where; "
+                "leave CompileBlocks out of model.optimizations to train without it."
+            )
+        _COMPILED.add(block)
+        return result
 
     return forward
 
