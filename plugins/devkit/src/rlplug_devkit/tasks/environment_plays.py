@@ -52,12 +52,14 @@ class EnvironmentPlayChecks(PolicyTextChecks):
             assert found == expected, (
                 f"the prompt {script.prompt.text[:60]!r}, the seed {script.seed} and the turns {_brief(script.turns)} "
                 f"were answered {found} beside others, and {expected} alone in another process: answers follow from "
-                "prompt, seed and turns. Keep a trajectory's state in self, and in nothing that objects share."
+                "prompt, seed and turns. Keep a trajectory's state in self, in nothing that objects share, and in no "
+                "list or dictionary that step returns."
             )
 
     def _drawn_answers(self) -> list[Any]:
         """Return what drawn trajectories are answered, some of which are played in turn."""
         scripts, draw = self._drawn(), random.Random(1)
+        self._clears = True
         found: list[Any] = []
         with self._guard().around("trajectories in turn"):
             for start in range(0, len(scripts), NUM_BESIDE):

@@ -61,6 +61,8 @@ class Plays(RefusalChecks):
 
     max_observation_chars: ClassVar[int] = 100_000
     _seed = SEED
+    _clears = False
+    """Whether what a step returned is emptied when it was read: it is the caller's."""
     _pause_s = 0.0
     """Time that the policy takes before each turn, in seconds."""
 
@@ -141,9 +143,13 @@ class Plays(RefusalChecks):
         if error:
             return None, error, ""
         try:
-            return read_step(result, functools.partial(_text_after, turn), self.max_observation_chars), "", ""
+            answer = read_step(result, functools.partial(_text_after, turn), self.max_observation_chars)
         except CallError as problem:
             return None, "", str(problem)
+        for part in (result.observation, result.metrics) if self._clears else ():
+            if isinstance(part, list | dict):
+                part.clear()
+        return answer, "", ""
 
     def _close(self, environment: Environment) -> str:
         return self._call("close", environment.close)[1]

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,7 +17,7 @@ from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
 from rlplug_devkit.tasks.scoring import make_sample
-from rlplug_devkit.tasks.training_prompts import Meeting, of_one_rank
+from rlplug_devkit.tasks.training_prompts import Meeting, as_text, of_one_rank
 
 NUM_STEPS: Final = 12
 MOST_DRAWN: Final = 9
@@ -38,6 +38,7 @@ class SourcePlayChecks(PromptRuleChecks):
         for seed, shuffle in RUNS:
             draw, kept = random.Random(0), list[Prompt]()
             went_on, resumed, *ranks = (self._training_prompts(seed, shuffle) for _ in range(4))
+            states: list[tuple[Any, str]] = []
             began = time.monotonic()
             for step in range(NUM_STEPS):
                 if step and time.monotonic() - began > PLAY_S / len(RUNS):
@@ -59,6 +60,12 @@ class SourcePlayChecks(PromptRuleChecks):
                 self._require_same_metrics(went_on, resumed, step)
                 state, resumed = self._state(resumed), self._training_prompts(seed, shuffle)
                 self._of_training(functools.partial(resumed.load_state_dict, state))
+                states.append((self._of_training(went_on.state_dict), as_text(state)))
+            for step, (state, text) in enumerate(states):
+                assert as_text(state) == text, (
+                    f"what state_dict returned after step {step + 1} has changed since: a checkpoint is written while "
+                    "the run goes on, and an undone step is restored from it. Return copies."
+                )
 
     def _require_same_metrics(self, went_on: TrainingPrompts, resumed: TrainingPrompts, step: int) -> None:
         expected, found = ({**self._of_training(each.metrics)} for each in (went_on, resumed))

@@ -221,10 +221,10 @@ class TrainingPromptChecks(SourceRowChecks):
         prompts = self._training_prompts()
         self._taken(prompts, 3)
         state = self._of_training(prompts.state_dict)
-        kept = _as_text(state)
+        kept = as_text(state)
         expected = self._taken(prompts, NUM_DRAWN)
         self._of_training(lambda: prompts.observe(_scored(expected), of_one_rank))
-        assert _as_text(state) == kept, "later draws change what state_dict returned: return a copy."
+        assert as_text(state) == kept, "later draws change what state_dict returned: return a copy."
         prompts.load_state_dict(state)
         assert is_same(self._taken(prompts, NUM_DRAWN), expected), (
             "a state, restored in the same object, goes on elsewhere."
@@ -306,7 +306,7 @@ def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
     ]
 
 
-def _as_text(state: Any) -> str:
+def as_text(state: Any) -> str:
     return json.dumps(state, default=lambda tensor: tensor.tolist())
 
 
