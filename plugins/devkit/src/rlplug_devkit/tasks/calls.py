@@ -208,17 +208,6 @@ class TaskChecks(Kit):
         executor: TimeoutExecutor = cls._own_executor  # type: ignore[attr-defined]
         return executor
 
-    @classmethod
-    @contextlib.contextmanager
-    def _other_executor(cls) -> Iterator[None]:
-        """Make calls by another executor, as validation has one beside training's: its event loop is another."""
-        own = cls._executor()
-        cls._own_executor = TimeoutExecutor(cls.deadline_s, NUM_THREADS)  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            cls._own_executor = own  # type: ignore[attr-defined]
-
     def _calls(self, functions: Sequence[Callable[[], Any]], read: Callable[[Any], Any] = as_list) -> list[Call]:
         """Call functions as a run does: at once, in threads or on an event loop, each with a deadline.
 

@@ -34,6 +34,36 @@ GROWTH: Final = 5.0
 class RewardTextChecks(RewardDependenceChecks):
     """Checks of completions and answers of all kinds."""
 
+    def test_time_does_not_explode_with_the_length(self) -> None:
+        """A regular expression of repetitions within repetitions takes exponential time where it does not match.
+
+        It holds the interpreter's lock, so that no deadline ends it: this comes before long texts.
+        """
+        reward, sample = self._ready(), self.samples()[0]
+        for before, run in RUNS:
+            times = [math.inf, math.inf]
+            for size in SIZES:
+                made = with_completion(sample, f"{before}{run * (size // len(run))}!")
+                grew = times[-1] >= GROWTH * times[-2]  # once is no proof: a judge may not be asked about short texts
+                most_s = max(SLOW_S, GROWTH * times[-1]) if grew else math.inf
+                times.append(self._fastest(reward, made, most_s))
+                assert times[-1] < most_s, (
+                    f"the completion {brief(made.completion)} takes {times[-1]:.2g} s, and with {SIZES[1] - SIZES[0]} "
+                    f"characters less each, others take {times[-2]:.2g} s and {times[-3]:.2g} s: a policy that repeats "
+                    "itself stops the run, for a regular expression holds the interpreter's lock. Let no part of a "
+                    "pattern that is repeated have repetitions of its own that match the same."
+                )
+
+    def _fastest(self, reward: Reward, sample: Sample, most_s: float) -> float:
+        """Return the seconds of a call; of the fastest of some where it took ``most_s`` or more."""
+        seconds = math.inf
+        for _ in range(NUM_TIMED):
+            ((call,),) = self._score(reward, [sample])
+            seconds = min(seconds, call.seconds)
+            if seconds < most_s:
+                break
+        return seconds
+
     @pytest.mark.parametrize("what", HOSTILE)
     def test_any_text_gets_a_number_or_an_error(self, what: str) -> None:
         sample = self.samples()[0]
@@ -84,33 +114,6 @@ class RewardTextChecks(RewardDependenceChecks):
                     f"{brief(texts[1])} scores {found[1]:g} where the answer is {right!r}, as {brief(texts[0])} does: "
                     "compare texts as they are, and encode them as UTF-8 where they must be bytes."
                 )
-
-    def test_time_does_not_explode_with_the_length(self) -> None:
-        """A regular expression of repetitions within repetitions takes exponential time where it does not match."""
-        reward, sample = self._ready(), self.samples()[0]
-        for before, run in RUNS:
-            times = [math.inf, math.inf]
-            for size in SIZES:
-                made = with_completion(sample, f"{before}{run * (size // len(run))}!")
-                grew = times[-1] >= GROWTH * times[-2]  # once is no proof: a judge may not be asked about short texts
-                most_s = max(SLOW_S, GROWTH * times[-1]) if grew else math.inf
-                times.append(self._fastest(reward, made, most_s))
-                assert times[-1] < most_s, (
-                    f"the completion {brief(made.completion)} takes {times[-1]:.2g} s, and with {SIZES[1] - SIZES[0]} "
-                    f"characters less each, others take {times[-2]:.2g} s and {times[-3]:.2g} s: a policy that repeats "
-                    "itself stops the run, for a regular expression holds the interpreter's lock. Let no part of a "
-                    "pattern that is repeated have repetitions of its own that match the same."
-                )
-
-    def _fastest(self, reward: Reward, sample: Sample, most_s: float) -> float:
-        """Return the seconds of a call; of the fastest of some where it took ``most_s`` or more."""
-        seconds = math.inf
-        for _ in range(NUM_TIMED):
-            ((call,),) = self._score(reward, [sample])
-            seconds = min(seconds, call.seconds)
-            if seconds < most_s:
-                break
-        return seconds
 
     def _solved(self, reward: Reward) -> tuple[Sample, float]:
         """Return the sample with the highest reward of those that gain by their prompt's answer, and the reward."""
