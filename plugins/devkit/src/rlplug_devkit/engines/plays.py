@@ -41,7 +41,7 @@ class PlayChecks(EngineChecks):
                 bench.sleep()
                 bench.wake_and_sync(draw.choice(variants))
             elif draw.random() < 0.4:
-                bench.sync(draw.choice(variants), max_bytes=draw.choice([1, 1 << 14, 1 << 30]))
+                bench.sync(draw.choice(variants), max_bytes=draw.choice([1 << 14, 1 << 30]))
             requests, sampling = self._drawn(bench, draw, f"round {number}", prompts), draw.choice(SAMPLINGS)
             completions = bench.generate(requests, sampling)
             names = [[each.request_id for each in some] for some in (requests, completions)]
