@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import random
 import time
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from rlplug.interfaces.reward import Reward
+from rlplug.rewards.function import FunctionReward
+from rlplug.rewards.scores import own_copy
 from rlplug.types import Sample
 from rlplug_devkit.other_process import of_children
 from rlplug_devkit.tasks.likenesses import MIDDLE
 from rlplug_devkit.tasks.reward_texts import RewardTextChecks
 from rlplug_devkit.tasks.scoring import Values, same_values, with_answer
 
-NUM_DRAWN: Final = 64
+NUM_DRAWN: Final = 160
 """Samples, of few parts: many agree with an earlier one in all parts but one."""
 MOST_AT_ONCE: Final = 8
 """Most samples of a call."""
@@ -51,7 +55,7 @@ class RewardPlayChecks(RewardTextChecks):
     def _drawn_values(self) -> list[Values]:
         """Return the values of the drawn calls, of one object."""
         reward = self._ready()
-        return [self._values(reward, call, whole=True)[0] for call in self._drawn()]
+        return [self._values(reward, call, whole=True, make=_made_anew)[0] for call in self._drawn()]
 
     def _drawn_values_one_by_one(self) -> list[Values]:
         """Return the values of the drawn calls, each sample by an object of its own, in a process of its own."""
@@ -67,9 +71,18 @@ class RewardPlayChecks(RewardTextChecks):
     def _values_of_a_new_object(self, samples: Sequence[Sample]) -> Values:
         return self._values(self._ready(), samples)[0]
 
+    def _of_other_types(self, reward: Reward, sample: Sample) -> list[Sample]:
+        """Return the sample, and those whose answer is the same number of another type, if the reward takes them."""
+        answer = sample.prompt.answer
+        if not isinstance(answer, str) or not answer.isdecimal() or isinstance(reward, FunctionReward):
+            return [sample]
+        others = [with_answer(sample, number) for number in (int(answer), float(answer))]
+        return [sample, *(each for each in others if not self._is_refused(reward, each.prompt))]
+
     def _drawn(self) -> list[list[Sample]]:
         """Return samples as calls, the same each time: of one task where the reward compares them."""
-        draw, samples, reward = random.Random(0), self.samples(), self._ready()
+        draw, reward, asked = random.Random(0), self._ready(), self.make_reward()
+        samples = [other for each in self.samples() for other in self._of_other_types(asked, each)]
         size = MOST_AT_ONCE if reward.compares_group else min(reward.batch_size, MOST_AT_ONCE)
         texts = [*(each.completion[:1000] for each in samples), *(str(each.prompt.answer)[:1000] for each in samples)]
         calls: list[list[Sample]] = []
@@ -77,6 +90,15 @@ class RewardPlayChecks(RewardTextChecks):
             tasks = [draw.choice(samples)] * size if reward.compares_group else draw.choices(samples, k=size)
             calls.append([_drawn_sample(draw, task, texts) for task in tasks[: draw.randint(1, size)]])
         return calls
+
+
+def _made_anew(sample: Sample) -> Sample:
+    """Return a copy that shares no object with the sample, and that nothing keeps: another will have its address."""
+    try:
+        made: Sample = pickle.loads(pickle.dumps(sample))
+    except Exception:  # noqa: BLE001 - whatever it raises, it cannot be pickled
+        return own_copy(sample)
+    return made
 
 
 def _drawn_sample(draw: random.Random, task: Sample, texts: Sequence[str]) -> Sample:

@@ -186,7 +186,8 @@ class RewardTextChecks(RewardDependenceChecks):
             pytest.skip("does not apply: it is a plain function")
         self._skip_after_failure()
         sample = self.samples()[0]
-        for answer in (4, ["4"]):
+        scored: dict[str, bool] = {}
+        for answer in (4, ["4"], 0):
             made, reward = with_answer(sample, answer), self._ready()
             if not self._is_refused(reward, made.prompt):
                 ((call,),) = self._score(reward, [made])
@@ -194,6 +195,10 @@ class RewardTextChecks(RewardDependenceChecks):
                     f"the answer {answer!r}: score {call.error}. Refuse it in check_prompts by the prompt's uid, or "
                     "return a RewardError that says what the answer has to be."
                 )
+                scored[repr(answer)] = isinstance(call.value, list) and all(map(is_reward, call.value))
+        assert scored.get("0", True) or not scored.get("4"), (
+            "the answer 4 is scored, and 0 is an error: compare with None to find out whether there is an answer."
+        )
 
     def test_cut_samples_and_several_turns_are_scored(self) -> None:
         """A limit of tokens cuts completions, and an environment answers between turns."""

@@ -115,6 +115,8 @@ class SourceRowChecks(RefusalChecks):
                 "it and of the answer: give plain data.",
                 pytrace=False,
             )
+        is_number = not isinstance(row.answer, float) or row.answer == row.answer
+        assert is_number, f"{row.uid}: the answer is NaN, as of an empty cell: give None where a task has none."
         assert isinstance(row.metadata, Mapping), f"{row.uid}: the metadata are no dictionary."
         assert all(isinstance(name, str) for name in row.metadata), f"{row.uid}: names in the metadata are texts."
         is_shown = row.uid.strip() and row.uid.isprintable()
