@@ -15,6 +15,7 @@ from simple_sources import Rows
 
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import AllRows
+from rlplug.errors import ConfigError
 from rlplug.interfaces import StepResult
 from rlplug.types import Prompt, Sample
 
@@ -160,6 +161,28 @@ class PromptsWithLosses(PromptStream):
         return {"losses": float(self.num_losses)}
 
 
+class SaltsItsState(Rows):
+    """Knows its state by a hash that each process has of its own."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return SaltedRows(self, key, name)
+
+
+class SaltedRows(AllRows):
+    def prompts(self, encoder: Any, shuffle: bool, seed: int | str) -> PromptStream:
+        return SaltedPrompts(encoder.usable("data.train", self.known), shuffle, seed)
+
+
+class SaltedPrompts(PromptStream):
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"hash": hash("rows")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("hash") != hash("rows"):
+            raise ConfigError("The state is of other prompts: give theirs.")
+        super().load_state_dict(state)
+
+
 CAUGHT_BY = {
     "environment": {
         "AnswersInSmallLetters": {"test_drawn_trajectories_are_answered_as_by_another_process"},
@@ -169,6 +192,7 @@ CAUGHT_BY = {
         "SharesTurnsOfAPrompt": {"test_trajectories_of_one_prompt_do_not_see_each_other"},
     },
     "source": {
+        "SaltsItsState": {"test_a_state_of_another_process_is_taken"},
         "CountsLosses": {"test_drawn_steps_are_resumed_and_shared"},
         "HashesSeedsOfText": {"test_a_seed_may_be_a_text"},
         "NamesItselfForTheKey": {"test_errors_of_rows_are_told_by_the_key"},

@@ -160,6 +160,7 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
         "draws_of_any_size_go_on_at_their_place",
         "a_later_pass_goes_on_at_its_place",
         "drawn_steps_are_resumed_and_shared",
+        "a_state_of_another_process_is_taken",
         "lists_of_draws_stay_as_they_were",
         "a_state_stays_as_it_was",
         "draws_do_not_depend_on_their_size",

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from rlplug.data.prompt_stream import TrainingPrompts
+from rlplug.errors import describe
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
@@ -34,11 +35,15 @@ class SourcePlayChecks(PromptRuleChecks):
     """Checks that compare training prompts with themselves in steps that no author has written down."""
 
     def test_drawn_steps_are_resumed_and_shared(self) -> None:
-        """One run goes on, one is resumed after every step, and one has two ranks: they draw and log the same."""
+        """One run goes on, one is resumed after every step, and one has two ranks: they draw and log the same.
+
+        The resumed one has other numbers where rewards failed.
+        """
         for seed, shuffle in RUNS:
             draw, kept = random.Random(0), list[Prompt]()
             went_on, resumed, *ranks = (self._training_prompts(seed, shuffle) for _ in range(4))
             states: list[tuple[Any, str]] = []
+            longest = went_on.longest_prompt
             began = time.monotonic()
             for step in range(NUM_STEPS):
                 if step and time.monotonic() - began > PLAY_S / len(RUNS):
@@ -50,12 +55,16 @@ class SourcePlayChecks(PromptRuleChecks):
                     assert is_same(found, drawn), (
                         f"in step {step + 1}, {number} training prompts are {_uids(drawn)}, and those of a run {name} "
                         f"are {_uids(found)}: what draws and samples leave behind belongs into state_dict, and every "
-                        "rank learns of all samples through gather_arrays."
+                        "rank learns of all samples through gather_arrays, but for those whose reward failed."
                     )
+                assert max(len(prompt.token_ids) for prompt in drawn) <= min(longest, went_on.longest_prompt), (
+                    f"in step {step + 1} a prompt is longer than longest_prompt, which was {longest} tokens at the "
+                    f"start, and is {went_on.longest_prompt}: name the longest of all that may ever be drawn."
+                )
                 kept = [*kept[-MOST_DRAWN:], *drawn]
                 samples = _scored(draw, kept)
-                for each in (went_on, resumed):
-                    self._of_training(functools.partial(each.observe, samples, of_one_rank))
+                self._of_training(functools.partial(went_on.observe, samples, of_one_rank))
+                self._of_training(functools.partial(resumed.observe, _with_other_failures(samples), of_one_rank))
                 self._observe_on_ranks(ranks, draw, samples)
                 self._require_same_metrics(went_on, resumed, step)
                 state, resumed = self._state(resumed), self._training_prompts(seed, shuffle)
@@ -66,6 +75,29 @@ class SourcePlayChecks(PromptRuleChecks):
                     f"what state_dict returned after step {step + 1} has changed since: a checkpoint is written while "
                     "the run goes on, and an undone step is restored from it. Return copies."
                 )
+
+    def test_a_state_of_another_process_is_taken(self) -> None:
+        """A resumed run is one, with other hashes of texts."""
+        state, expected = self._elsewhere("_state_and_draws")
+        prompts = self._training_prompts()
+        try:
+            self._own_thread().run(lambda: prompts.load_state_dict(state))
+        except Exception as error:  # noqa: BLE001 - the source's own
+            pytest.fail(
+                f"load_state_dict of what another process had as its state raised {describe(error)}: make a "
+                "fingerprint with hashlib, not with hash() or id().",
+                pytrace=False,
+            )
+        found = _uids(self._taken(prompts, MOST_DRAWN))
+        assert found == expected, (
+            f"with the state of another process training prompts are {found}, and there they were {expected}."
+        )
+
+    def _state_and_draws(self) -> tuple[Any, list[str]]:
+        """Return the state after some draws, and what is drawn behind it."""
+        prompts = self._training_prompts()
+        self._taken(prompts, MOST_DRAWN)
+        return self._state(prompts), _uids(self._taken(prompts, MOST_DRAWN))
 
     def _require_same_metrics(self, went_on: TrainingPrompts, resumed: TrainingPrompts, step: int) -> None:
         expected, found = ({**self._of_training(each.metrics)} for each in (went_on, resumed))
@@ -99,6 +131,11 @@ def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
                 dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=error)
             )
     return samples
+
+
+def _with_other_failures(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples with a reward that could train in place of the NaN of each that failed."""
+    return [dataclasses.replace(each, reward=1.0) if each.errors else each for each in samples]
 
 
 def _uids(prompts: Sequence[Prompt]) -> list[str]:
