@@ -9,13 +9,14 @@ import importlib
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import psutil
 
 from rlplug.errors import describe
 from rlplug_devkit import other_machine
@@ -29,6 +30,10 @@ FRESH: Final = "--fresh"
 
 
 IMPORTED: Final = ("tasks.rewards", "tasks.environments", "tasks.data_sources", "models")
+
+
+_PROCESSES: Final[dict[bool, subprocess.Popen[bytes]]] = {}
+"""The process that is asked again, and the one that answers in children."""
 
 
 class Unavailable(Exception):
@@ -58,13 +63,11 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
     process.stdin.write(len(job).to_bytes(8, "big") + job)
     process.stdin.flush()
     if not select.select([process.stdout], [], [], timeout_s)[0]:
-        _process.cache_clear()
-        _end(process)
+        _end(_PROCESSES.pop(is_fresh))
         raise RuntimeError(f"no answer within {timeout_s:.0f} s")
     try:
         outcome, value = pickle.load(process.stdout)
     except EOFError as error:
-        _process.cache_clear()
         raise RuntimeError(f"the process ended with status {process.wait()}") from error
     if outcome == "unavailable":
         raise Unavailable(value)
@@ -73,8 +76,11 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
     return value
 
 
-@functools.cache
 def _process(is_fresh: bool) -> subprocess.Popen[bytes]:
+    """Return the process, or another one where it has ended."""
+    known = _PROCESSES.get(is_fresh)
+    if known is not None and known.poll() is None:
+        return known
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
@@ -84,9 +90,9 @@ def _process(is_fresh: bool) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         cwd=tempfile.gettempdir(),
         env=os.environ | VARIABLES | {"TZ": _zone_of_another_day(), "PYTHONHASHSEED": seed, "PYTHONPATH": path},
-        start_new_session=True,
     )
     atexit.register(_end, process)
+    _PROCESSES[is_fresh] = process
     return process
 
 
@@ -101,8 +107,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children():
+            child.kill()
+    process.kill()
     process.wait()
 
 
@@ -117,7 +125,11 @@ def _serve(is_fresh: bool) -> None:
     while size := sys.stdin.buffer.read(8):
         job = sys.stdin.buffer.read(int.from_bytes(size, "big"))
         answer = _of_a_child(functools.partial(_answer, job)) if is_fresh else _answer(job)
-        answers.write(pickle.dumps(answer))
+        try:
+            pickled = pickle.dumps(answer)
+        except Exception as error:  # noqa: BLE001 - of what a plugin returned
+            pickled = pickle.dumps(("unavailable", describe(error)))
+        answers.write(pickled)
         answers.flush()
 
 
