@@ -27,11 +27,8 @@ VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
 
 FRESH: Final = "--fresh"
 """Argument of a process that answers each job in a child."""
-
-
 IMPORTED: Final = ("tasks.rewards", "tasks.environments", "tasks.data_sources", "models")
-
-
+"""Modules of this package that a child need not import."""
 _PROCESSES: Final[dict[bool, subprocess.Popen[bytes]]] = {}
 """The process that is asked again, and the one that answers in children."""
 
