@@ -113,7 +113,7 @@ class PlayChecks(EngineChecks):
             longest = min(own, sampling.max_new_tokens, bench.max_context - len(request.prompt_ids))
             is_cut = request.request_id in aborted and completion.finish_reason == "abort"
             is_ended = bool(ids) and ids[-1] in ends
-            is_right = len(ids) <= longest if is_cut else (is_ended or len(ids) == longest)
+            is_right = len(ids) == longest or (len(ids) < longest and (is_cut or is_ended))
             reason = "abort" if is_cut else "stop" if is_ended else "length"
             assert is_right and completion.finish_reason == reason and len(completion.logprobs) == len(ids), (  # noqa: PT018
                 f"{request.request_id} asked for {longest} tokens at most, and got {ids} as "

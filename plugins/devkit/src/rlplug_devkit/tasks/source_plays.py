@@ -69,7 +69,8 @@ class SourcePlayChecks(PromptRuleChecks):
                 self._require_same_metrics(went_on, resumed, step)
                 state, resumed = self._state(resumed), self._training_prompts(seed, shuffle)
                 self._of_training(functools.partial(resumed.load_state_dict, state))
-                states.append((self._of_training(went_on.state_dict), as_text(state)))
+                lent = self._of_training(went_on.state_dict)
+                states.append((lent, as_text(lent)))
             for step, (state, text) in enumerate(states):
                 assert as_text(state) == text, (
                     f"what state_dict returned after step {step + 1} has changed since: a checkpoint is written while "
