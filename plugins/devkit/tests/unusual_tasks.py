@@ -57,7 +57,8 @@ class Yielding(Reward):
 
     def score(self, samples: Sequence[Sample]) -> Any:
         for sample in samples:
-            yield np.bool_(sample.completion == sample.prompt.answer) if sample.prompt.answer else RewardError("none")
+            answer = sample.prompt.answer
+            yield RewardError("none") if answer is None else np.bool_(sample.completion == answer)
 
 
 class OneAtATime(Reward):
