@@ -121,7 +121,7 @@ OTHERS = {
     "plugins/sandbox/src/rlplug_sandbox/sandbox_isolation.py": 1,
     "plugins/sandbox/src/rlplug_sandbox/sandbox_process.py": 1,
     "plugins/sandbox/src/rlplug_sandbox/template_renderer.py": 1,
-    "plugins/devkit/src/rlplug_devkit/other_process.py": 1,
+    "plugins/devkit/src/rlplug_devkit/other_process.py": 3,
     "plugins/rewards/src/rlplug_rewards/code/code_program.py": 1,
     "plugins/rewards/src/rlplug_rewards/code/code_checker.py": 2,
     "plugins/watch/src/rlplug_watch/loggers/prometheus.py": 1,
