@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_the_summary_names_operators_and_the_absent_gpu(results, folder) -> None
 def test_the_run_says_where_the_profile_is(results, folder) -> None:
     message = results["profiled"].message
     assert f"profile of steps 2-3: {folder / 'profiled' / '001' / 'profile' / 'summary.txt'}" in message
-    assert "costliest operator: aten::" in message
+    assert re.search(r"costliest operator: \w+::", message)  # beside load, a collective that waits
     assert "trace of steps 2-3, for https://ui.perfetto.dev: " in message
 
 
