@@ -20,6 +20,7 @@ from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, joined
 from rlplug_devkit.algorithms.steps import NUM_GROUPS, batch_of, make_rows, uneven
 from rlplug_devkit.algorithms.training import weighed_otherwise
 from rlplug_devkit.tasks.calls import NOT_COMPARED
+from rlplug_devkit.tasks.scoring import with_failed
 
 ALL_FAILED = "a step in which every reward failed"
 
@@ -165,7 +166,7 @@ class AdvantageChecks(AlgorithmChecks):
             alike = [dataclasses.replace(each, reward=0.5, rewards={"made": 0.5}) for each in group]
             alike[0] = dataclasses.replace(alike[0], rewards={"made": RewardError("it failed")})
             for some in (list(group), alike):
-                kept, others = (_places(self._ready().select(each), each) for each in (some, _with_failed(some, 50.0)))
+                kept, others = (_places(self._ready().select(each), each) for each in (some, with_failed(some, 50.0)))
                 assert kept == others, (
                     f"select chooses {len(kept)} of a group, and {len(others)} where another number stands for a "
                     "reward that failed: what reward and trained_reward say of a sample with errors means nothing."
@@ -236,11 +237,6 @@ class AdvantageChecks(AlgorithmChecks):
                 f"completions of a {self.zero_advantages} with equal rewards have advantages of up to {largest:.3g}: "
                 "round-off over a small deviation trains on noise. Return 0 there, or set zero_advantages."
             )
-
-
-def _with_failed(group: Sequence[Sample], reward: float) -> list[Sample]:
-    """Return a group in which another number stands for each reward that failed."""
-    return [dataclasses.replace(each, reward=reward) if each.errors else each for each in group]
 
 
 def _places(chosen: Sequence[Sample], group: Sequence[Sample]) -> list[int]:

@@ -19,6 +19,7 @@ from rlplug_devkit.algorithms.checks import AlgorithmChecks
 from rlplug_devkit.algorithms.passes import Learned, Step, difference, learn, step_of
 from rlplug_devkit.algorithms.steps import NUM_GROUPS, Row, batch_of, make_row
 from rlplug_devkit.algorithms.training import metrics_of_step, numbers_of
+from rlplug_devkit.tasks.scoring import with_failed
 
 NUM_STEPS: Final = 12
 OFFSETS: Final = (0.0, 0.0, 3.0, -1.0, 1e4)
@@ -138,7 +139,8 @@ def drawn_rows(seed: int, run: RunInfo) -> list[Row]:
 
 def _with_other_failures(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with another number as the reward of each sample whose reward failed."""
-    return [replace(row, sample=replace(row.sample, reward=77.0)) if row.sample.errors else row for row in rows]
+    samples = with_failed([row.sample for row in rows], 77.0)
+    return [replace(row, sample=sample) for row, sample in zip(rows, samples, strict=True)]
 
 
 def _learned(step: Step, seed: int | None) -> Learned:

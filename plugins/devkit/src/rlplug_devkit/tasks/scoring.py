@@ -194,6 +194,11 @@ def with_completion(sample: Sample, text: str) -> Sample:
     return _of_task(sample, text, sample.prompt.answer, sample.prompt.text)
 
 
+def with_failed(samples: Sequence[Sample], reward: float) -> list[Sample]:
+    """Return samples in which another number stands for each reward that failed."""
+    return [dataclasses.replace(each, reward=reward) if each.errors else each for each in samples]
+
+
 def without_field(sample: Sample, field: str) -> Sample:
     """Return the sample of a prompt whose metadata lack a field."""
     metadata = {name: value for name, value in sample.prompt.metadata.items() if name != field}

@@ -17,8 +17,8 @@ from rlplug.errors import describe
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
-from rlplug_devkit.tasks.scoring import make_sample
-from rlplug_devkit.tasks.training_prompts import Meeting, as_text, of_one_rank
+from rlplug_devkit.tasks.scoring import make_sample, with_failed
+from rlplug_devkit.tasks.training_prompts import as_text, of_one_rank
 
 NUM_STEPS: Final = 12
 MOST_DRAWN: Final = 9
@@ -64,8 +64,8 @@ class SourcePlayChecks(PromptRuleChecks):
                 kept = [*kept[-MOST_DRAWN:], *drawn]
                 samples = _scored(draw, kept)
                 self._of_training(functools.partial(went_on.observe, samples, of_one_rank))
-                self._of_training(functools.partial(resumed.observe, _with_other_failures(samples), of_one_rank))
-                self._observe_on_ranks(ranks, draw, samples)
+                self._of_training(functools.partial(resumed.observe, with_failed(samples, 1.0), of_one_rank))
+                self._observe_on_ranks(ranks, samples, draw.randint(0, len(samples)))
                 self._require_same_metrics(went_on, resumed, step)
                 state, resumed = self._state(resumed), self._training_prompts(seed, shuffle)
                 self._of_training(functools.partial(resumed.load_state_dict, state))
@@ -107,19 +107,6 @@ class SourcePlayChecks(PromptRuleChecks):
             "belongs into state_dict."
         )
 
-    def _observe_on_ranks(self, ranks: Sequence[TrainingPrompts], draw: random.Random, samples: list[Sample]) -> None:
-        """Let two ranks observe a part of the samples each, at once."""
-        place, gather = draw.randint(0, len(samples)), Meeting(len(ranks))
-        parts = (samples[:place], samples[place:])
-        calls = self._calls(
-            [
-                functools.partial(rank.observe, part, gather.of(number))
-                for number, (rank, part) in enumerate(zip(ranks, parts, strict=True))
-            ]
-        )
-        if problem := next((call.error for call in calls if call.error), ""):
-            self._not_compared(f"observe() on two ranks: {problem}. All ranks make the same calls of gather_arrays")
-
 
 def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
     """Return up to three samples of some prompts, also of earlier ones, with drawn rewards."""
@@ -132,11 +119,6 @@ def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
                 dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=error)
             )
     return samples
-
-
-def _with_other_failures(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples with a reward that could train in place of the NaN of each that failed."""
-    return [dataclasses.replace(each, reward=1.0) if each.errors else each for each in samples]
 
 
 def _uids(prompts: Sequence[Prompt]) -> list[str]:

@@ -145,19 +145,23 @@ class TrainingPromptChecks(SourceRowChecks):
             self._of_training(functools.partial(alone.observe, samples, of_one_rank))
             for rank in ranks:
                 self._taken(rank, NUM_DRAWN)
-            gather = Meeting(len(ranks))
-            parts = (samples[:num_first], samples[num_first:])
-            observe = [
-                functools.partial(rank.observe, part, gather.of(number))
-                for number, (rank, part) in enumerate(zip(ranks, parts, strict=True))
-            ]
-            if problem := next((call.error for call in self._calls(observe) if call.error), ""):
-                self._not_compared(f"observe() on two ranks: {problem}. All ranks make the same calls of gather_arrays")
+            self._observe_on_ranks(ranks, samples, num_first)
         expected, *found = (self._taken(each, 2 * NUM_DRAWN) for each in (alone, *ranks))
         assert all(is_same(each, expected) for each in found), (
             "two ranks that observe half of the samples each draw other prompts than one that observes all: learn of "
             "what gather_arrays returns, the same on every rank."
         )
+
+    def _observe_on_ranks(self, ranks: Sequence[TrainingPrompts], samples: Sequence[Sample], num_first: int) -> None:
+        """Let two ranks observe samples at once, the first one ``num_first`` of them."""
+        gather = _Meeting(len(ranks))
+        parts = (samples[:num_first], samples[num_first:])
+        observe = [
+            functools.partial(rank.observe, part, gather.of(number))
+            for number, (rank, part) in enumerate(zip(ranks, parts, strict=True))
+        ]
+        if problem := next((call.error for call in self._calls(observe) if call.error), ""):
+            self._not_compared(f"observe() on two ranks: {problem}. All ranks make the same calls of gather_arrays")
 
     def test_a_state_of_other_prompts_is_refused(self) -> None:
         """One of another source, and one of another order; ``fingerprint`` says what a state belongs to."""
@@ -272,7 +276,7 @@ def make_prompts(
     return rows.prompts(encoder, shuffle=shuffle, seed=seed)
 
 
-class Meeting:
+class _Meeting:
     """Ranks, each in a thread, that exchange arrays."""
 
     def __init__(self, num_ranks: int) -> None:
