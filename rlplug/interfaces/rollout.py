@@ -67,8 +67,8 @@ class PolicySpec:
     Attributes:
         path: Folder, or model name on the Hugging Face Hub, with configuration and tokenizer.
         dtype: Dtype of the weights that ``update_weights`` gets.
-        eos_token_ids: Ids that end a completion, those of ``generation_config.json``; nothing else of that file may
-            have an effect.
+        eos_token_ids: Ids that end a completion: all that tokenizer, ``config.json`` and ``generation_config.json``
+            name. Nothing else of the last may have an effect.
         pad_token_id: Padding of batches; inside a prompt it is a token like others.
         max_context: Longest prompt and completion together, in tokens.
         fp8: Weights that are sent in FP8; ``None`` when all are sent in ``dtype``.
