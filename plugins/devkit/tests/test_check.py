@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rlplug_devkit.check import check_command
-from rlplug_devkit.check.results import Result
+from rlplug_devkit.check import check_command, runs
+from rlplug_devkit.check.results import SHARE, Result, pytest_collection_modifyitems
 from rlplug_devkit.check.runs import run_again
 from rlplug_devkit.check.subjects import Subject
 from rlplug_devkit.claims import STARTS_ONCE
+from rlplug_devkit.engines.conformance import EngineConformance
+from rlplug_devkit.hooks.conformance import HooksConformance
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.hf_engine import HFRollout
@@ -212,7 +214,33 @@ def test_checks_that_want_another_engine_get_a_process_of_their_own(
     checks = ("test_stats_are_finite", "test_tied_embeddings_are_sent_once", "test_weights_of_experts_are_used")
     one_engine = [Result("TestStartsOnce", each, "skipped", 0.0, f"StartsOnce {STARTS_ONCE}") for each in checks]
 
-    results = run_again(subject, one_engine, tmp_path, time.monotonic() + 600.0)
+    results = run_again(subject, one_engine, tmp_path, time.monotonic() + 600.0, {})
 
     assert [(each.check, each.held) for each in results] == [(check, "held") for check in checks], results
     assert len(list(tmp_path.iterdir())) == 3, "each has one engine"
+
+
+def test_processes_on_gpus_share_the_checks_of_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a check of an engine that no process runs, or two do, and kits that meet on one GPU."""
+    ran: list[tuple[list[str], Mapping[str, str]]] = []
+
+    def run_part(
+        subjects: Sequence[Subject], tests: object, folder: Path, deadline: float, variables: Mapping[str, str]
+    ) -> list[Result]:
+        ran.append(([subject.name for subject in subjects], variables))
+        return []
+
+    monkeypatch.setattr(runs, "visible_gpus", lambda: ["4", "7"])
+    monkeypatch.setattr(runs, "_run_part", run_part)
+    runs.run_kits([Subject("trainer", "T", "t:T"), Subject("engine", "E", "e:E")], (), tmp_path, None, 1.0)
+
+    assert sorted(names for names, _ in ran) == [["E"], ["E", "T"]]
+    assert {variables["CUDA_VISIBLE_DEVICES"] for _, variables in ran} == {"4", "7"}
+    checks = {"a": EngineConformance, "b[1]": EngineConformance, "b[2]": EngineConformance, "c": HooksConformance}
+    kept = []
+    for _, variables in ran:
+        monkeypatch.setenv(SHARE, variables[SHARE])
+        items: list[Any] = [type("Item", (), {"cls": kit, "nodeid": f"file::{each}"})() for each, kit in checks.items()]
+        pytest_collection_modifyitems(items)
+        kept.append([item.nodeid.removeprefix("file::") for item in items])
+    assert sorted(kept) == [["a", "c"], ["b[1]", "b[2]", "c"]]

@@ -23,8 +23,9 @@ FAMILIES: Final = ("llama3", "qwen3")
 OURS: Final = ("rlplug", "rlplug-devkit", "rlplug-algos")
 """Distributions whose code runs in every certification."""
 DESCRIPTION: Final = """\
-Certify the installed set for an engine and a trainer: run their conformance kits, then for each family of models a
-learning run of two steps whose engine and trainer must agree on every sampled token, before and after a weight sync.
+Certify the installed set for an engine and a trainer: for each family of models a learning run of two steps whose
+engine and trainer must agree on every sampled token, before and after a weight sync; then their conformance kits, on
+all GPUs.
 
 The record is a JSON file with versions, digests of rlplug's and the plugins' code, machine, results, seconds and a
 hash; a record that was changed is refused. Put it into the records folder of a plugin's package, as package data:
@@ -54,7 +55,7 @@ def make_parser() -> CommandParser:
         "--record", type=Path, metavar="FILE", help="default: a name of engine, trainer, device and versions"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="kits at once; default: 2 on a CPU, 1 on a GPU, whose memory they measure"
+        "--jobs", type=int, metavar="N", help="processes at once; default: one for each GPU, 2 on a CPU"
     )
     parser.add_argument("--limit", type=float, default=7200.0, metavar="S", help="seconds for all; 7200 by default")
     return parser
@@ -76,17 +77,16 @@ def certify_command(arguments: list[str]) -> int:
     values = _header(engine, trainer, families, distributions, began)
     file = options.record or Path(_file_name(values))
     engine, tolerances = _for_device(engine, values["device"])
-    say(f"certifying {engine.name} with {trainer.name} on {values['device']}: kits first, then {', '.join(families)}")
-    jobs = options.jobs or (2 if values["device"] == "cpu" else 1)
-    results = _kits(engine, trainer, families, jobs, deadline)
-    measured = {}
-    for family in families:
-        from rlplug_devkit.certify.learning import try_learning
+    say(f"certifying {engine.name} with {trainer.name} on {values['device']}: {', '.join(families)}, then kits")
+    from rlplug_devkit.certify.learning import try_learning
 
+    results, measured = [], {}
+    for family in families:
         say(f"a learning run of {family}")
         left_s = max(deadline - time.monotonic(), 1.0)
         found, measured[family] = try_learning(engine, trainer, family, tolerances, values["device"], left_s)
         results += found
+    results += _kits(engine, trainer, families, options.jobs, deadline)
     values |= {"seconds": round(time.time() - began, 1), "measured": measured, "results": results}
     values["conclusion"] = conclusion_of(results)
     if changed := [name for name, digest in digests_of(values["code"]).items() if digest != values["code"][name]]:
@@ -170,7 +170,9 @@ def _for_device(engine: Subject, device: str) -> tuple[Subject, Tolerances]:
     return dataclasses.replace(engine, settings=settings), parity
 
 
-def _kits(engine: Subject, trainer: Subject, families: list[str], jobs: int, deadline: float) -> list[dict[str, Any]]:
+def _kits(
+    engine: Subject, trainer: Subject, families: list[str], jobs: int | None, deadline: float
+) -> list[dict[str, Any]]:
     from rlplug_devkit.check.runs import run_kits
     from rlplug_devkit.check.subjects import class_name
 

@@ -46,7 +46,9 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--record", type=Path, default=Path("rlplug-check.json"), metavar="FILE", help="default: %(default)s"
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once, 2 by default")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="processes at once; default: one for each GPU, 2 on a CPU"
+    )
     parser.add_argument("--limit", type=float, default=3600.0, metavar="S", help="seconds for all; 3600 by default")
     parser.add_argument("--verbose", action="store_true", help="show promises that do not apply, too")
     return parser
@@ -76,7 +78,7 @@ def check_command(arguments: list[str]) -> int:
             [subject for subject in subjects if not subject.problem],
             [file.resolve() for file in options.tests],
             Path(folder),
-            max(options.jobs, 1),
+            options.jobs,
             options.limit,
         )
     results += _problems(subjects)

@@ -15,6 +15,8 @@ from rlplug_devkit.claims import DOES_NOT_APPLY
 
 RESULTS: Final = "RLPLUG_CHECK_RESULTS"
 """Environment variable with the file of lines."""
+SHARE: Final = "RLPLUG_CHECK_SHARE"
+"""Environment variable with the number of this process, and of how many, which share the checks of engines."""
 Held: TypeAlias = Literal["held", "failed", "does not apply", "skipped", ""]
 """``skipped`` by the author, and empty for a check that has begun."""
 WORST_FIRST: Final[Sequence[Held]] = ("failed", "skipped", "held", "does not apply")
@@ -59,6 +61,20 @@ class Recorder:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the recorder, where pytest runs with ``-p rlplug_devkit.check.results``."""
     config.pluginmanager.register(Recorder(Path(os.environ[RESULTS])), "rlplug-check-recorder")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep this process's share of the checks of engines: neighbours, which take about as long, go to different."""
+    from rlplug_devkit.engines.conformance import EngineConformance  # pytest rewrites the kits' asserts before
+
+    number, processes = map(int, os.environ.get(SHARE, "0 1").split())
+    checks = {item: item.nodeid.partition("[")[0] for item in items if issubclass(_class_of(item), EngineConformance)}
+    places = {check: place for place, check in enumerate(dict.fromkeys(checks.values()))}
+    items[:] = [item for item in items if item not in checks or places[checks[item]] % processes == number]
+
+
+def _class_of(item: pytest.Item) -> type:
+    return getattr(item, "cls", None) or type(None)
 
 
 def _last_error(report: pytest.TestReport) -> str:

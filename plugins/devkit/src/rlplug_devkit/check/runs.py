@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from rlplug.observability.terminal import say
 from rlplug_devkit.check import generated
-from rlplug_devkit.check.results import RESULTS, Result, read_results
+from rlplug_devkit.check.results import RESULTS, SHARE, Result, read_results
 from rlplug_devkit.check.subjects import Subject, class_name
 from rlplug_devkit.claims import STARTS_ONCE, words_of
 
@@ -26,27 +29,40 @@ SLOW: Final = ("engine", "trainer", "optimization")
 """Kinds whose subjects come first, so that no process begins one when the others have ended."""
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs of this process as ``CUDA_VISIBLE_DEVICES`` has them; none on a CPU."""
+    count = torch.cuda.device_count()
+    named = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    return named[:count] or [str(number) for number in range(count)]
+
+
 def run_kits(
-    subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, jobs: int, limit_s: float
+    subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, jobs: int | None, limit_s: float
 ) -> list[Result]:
-    """Run the kits of subjects, and an author's test files, in ``jobs`` processes; return a result for each check.
+    """Run the kits of subjects, and an author's test files, in several processes; return a result for each check.
+
+    On several GPUs each process has one of its own, and the checks of an engine are dealt out to all of them.
 
     Args:
         subjects: What to check; none has a problem.
         tests: Files of tests, which the first process runs too.
         folder: An empty folder, for what processes print and find.
-        jobs: Number of processes.
+        jobs: Number of processes; by default one for each GPU, whose memory kits measure, and 2 on a CPU.
         limit_s: Longest time for all in seconds; what has not ended then has failed.
     """
-    ordered = sorted(subjects, key=lambda subject: subject.kind not in SLOW)
+    gpus = visible_gpus()
+    jobs = max(jobs or len(gpus) or 2, 1)
     deadline = time.monotonic() + limit_s
-    parts = [(ordered[first::jobs], tests if first == 0 else ()) for first in range(jobs)]
+    has_own = 1 < jobs <= len(gpus)
+    dealt = [subject for subject in subjects if subject.kind == "engine" and has_own]
+    whole = sorted((each for each in subjects if each not in dealt), key=lambda each: each.kind not in SLOW)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [
-            pool.submit(_run_part, part, own, folder / str(number), deadline)
-            for number, (part, own) in enumerate(parts)
-            if part or own
-        ]
+        futures = []
+        for number in range(jobs):
+            part, own = [*dealt, *whole[number::jobs]], tests if number == 0 else ()
+            variables = {SHARE: f"{number} {jobs}", "CUDA_VISIBLE_DEVICES": gpus[number]} if has_own else {}
+            if part or own:
+                futures.append(pool.submit(_run_part, part, own, folder / str(number), deadline, variables))
         while wait(futures, timeout=LINE_S).not_done:
             say(_progress(folder), wraps=True)
         return [result for future in futures for result in future.result()]
@@ -64,12 +80,14 @@ def _progress(folder: Path) -> str:
     return f"{num_done} checks done; now {', '.join(begun) or 'starting'}"
 
 
-def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float) -> list[Result]:
+def _run_part(
+    subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float, variables: Mapping[str, str]
+) -> list[Result]:
     """Run subjects in a process, those after one that ended it in another, and what one engine could not run alone."""
     results: list[Result] = []
     every = {class_name(subject): subject for subject in subjects}
     for number in range(len(subjects) + 1):
-        found, begun, ending = _run(subjects, tests, folder / str(number), deadline)
+        found, begun, ending = _run(subjects, tests, folder / str(number), deadline, variables)
         results += found
         if not ending:
             break
@@ -80,10 +98,13 @@ def _run_part(subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, 
         if begun is None or not subjects:
             break
     others = [result for result in results if result.subject not in every]
-    return others + [result for subject in every.values() for result in run_again(subject, results, folder, deadline)]
+    again = (run_again(subject, results, folder, deadline, variables) for subject in every.values())
+    return [*others, *itertools.chain.from_iterable(again)]
 
 
-def run_again(subject: Subject, results: Sequence[Result], folder: Path, deadline: float) -> list[Result]:
+def run_again(
+    subject: Subject, results: Sequence[Result], folder: Path, deadline: float, variables: Mapping[str, str]
+) -> list[Result]:
     """Return a subject's results, those that wanted a second engine from further processes: each has one engine."""
     own = {result.check: result for result in results if result.subject == class_name(subject)}
     for number in range(len(own)):
@@ -91,7 +112,7 @@ def run_again(subject: Subject, results: Sequence[Result], folder: Path, deadlin
         if not left:
             break
         place = folder / f"{class_name(subject)}-{number}"
-        found, begun, ending = _run([subject], (), place, deadline, left)
+        found, begun, ending = _run([subject], (), place, deadline, variables, left)
         own |= {result.check: result for result in found}
         if ending and begun is not None:
             own[begun.check] = Result(begun.subject, begun.check, "failed", 0.0, ending)
@@ -101,7 +122,12 @@ def run_again(subject: Subject, results: Sequence[Result], folder: Path, deadlin
 
 
 def _run(
-    subjects: Sequence[Subject], tests: Sequence[Path], folder: Path, deadline: float, checks: Sequence[str] = ()
+    subjects: Sequence[Subject],
+    tests: Sequence[Path],
+    folder: Path,
+    deadline: float,
+    variables: Mapping[str, str],
+    checks: Sequence[str] = (),
 ) -> tuple[list[Result], Result | None, str]:
     """Run pytest over the generated tests of subjects, or over some checks of one.
 
@@ -112,6 +138,7 @@ def _run(
     job = folder / "job.pkl"
     job.write_bytes(pickle.dumps(tuple(subjects)))
     variables = {
+        **(variables if not checks else {name: each for name, each in variables.items() if name != SHARE}),
         generated.JOB: str(job),
         RESULTS: str(folder / "results.jsonl"),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
