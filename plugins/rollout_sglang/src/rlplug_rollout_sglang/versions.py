@@ -11,7 +11,7 @@ from rlplug_engines.colocated import SupportedVersions, declared_fields, package
 
 OLDEST: Final = Version("0.5.13")
 NEWEST: Final = Version("0.5.24")
-"""The first that is too new. The code was read in 0.5.13, 0.5.16 and 0.5.23; what is run before a release is 0.5.16."""
+"""The first that is too new. The code was read in 0.5.13, 0.5.16 and 0.5.23; 0.5.16 and 0.5.23 ran on a GPU."""
 
 INSTALL: Final = "pip install 'rlplug-rollout-sglang[cuda]'"
 VERSIONS: Final = SupportedVersions("SGLang", "rlplug-rollout-sglang", OLDEST, NEWEST, INSTALL)
