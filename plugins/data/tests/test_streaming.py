@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from rlplug_data.hf_datasets import HFDatasetSource
 from rlplug_data.mixture import MixtureSource, WeightedSource
+from rlplug_data.streaming import RowStream, StreamedRows
 from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError, RunError
 
 SHARDS = (7, 5, 1)
@@ -137,6 +140,49 @@ def test_a_mixture_of_a_stream_and_a_list_resumes_exactly(tmp_path: Path) -> Non
     assert texts(second, 31) == whole[29:]
     assert second.train_stream.num_prompts is None
     assert second.train_stream.metrics()["source/s/epoch"] == 3
+
+
+class WrapsAfterItsEnd(RowStream):
+    """With the ``None`` it goes back to its beginning by itself."""
+
+    shuffle_buffer = 2
+
+    def __init__(self, count: int) -> None:
+        self.count, self.place = count, 0
+
+    def begin(self, order: torch.Generator | None) -> None:
+        self.place = 0
+
+    def read(self) -> PromptRow | None:
+        if self.place == self.count:
+            self.place = 0
+            return None
+        self.place += 1
+        return PromptRow(f"p{self.place}", LETTERS[self.place - 1], None, {})
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_nothing_is_read_between_the_end_of_a_pass_and_the_next(count: int) -> None:
+    """Alone catches passes that are not counted, and so have one order for ever, where a stream begins by itself."""
+
+    class Source(PromptSource):
+        def rows(self) -> Iterator[PromptRow]:
+            raise AssertionError("it streams")
+
+        def for_training(self, key: str, name: str = "") -> StreamedRows:
+            return StreamedRows(WrapsAfterItsEnd(count), key, name)
+
+    stream = set_up(PromptDataModule(Source(), shuffle=False)).train_stream
+    drawn = []
+    for _ in range(2 * count + 1):
+        drawn += [(prompt.text, stream.metrics()["data/epoch"]) for prompt in stream.take(1)]
+    assert drawn == [(letter, epoch) for epoch in range(2) for letter in LETTERS[:count]] + [("a", 2)]
 
 
 def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:

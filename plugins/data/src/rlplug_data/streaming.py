@@ -37,7 +37,7 @@ class RowStream(ABC):
 
     @abstractmethod
     def read(self) -> PromptRow | None:
-        """Return the next row, or ``None`` at the end of the pass."""
+        """Return the next row, or ``None`` at the end of the pass, after which a pass begins before the next call."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class StreamedPrompts(TrainingPrompts):
         self._block: list[Prompt] = []
         self._start: dict[str, Any] = {}
         self._block_hash: dict[str, Any] = {}
-        self._is_begun = False
+        self._is_begun = self._is_last = False  # a pass, and the block is the last of it
         options = {"shuffle_buffer": rows.shuffle_buffer if shuffle else None, "seed": seed if shuffle else None}
         self._fingerprint = {"streamed_head": fingerprint(encode(head)), **options}
 
@@ -156,15 +156,14 @@ class StreamedPrompts(TrainingPrompts):
         """Read the next block with a prompt in it, when all of this one are drawn."""
         num_ends = 0
         while self._position >= len(self._block):
-            if not self._is_begun:
-                self._rows.begin(self._generator("files"))
-                self._is_begun = True
-            num_before = self._num_read
-            self._read_block()
-            if self._num_read == num_before:  # the end of a pass
+            if self._is_last:
                 self.epoch, self._is_begun, num_ends = self.epoch + 1, False, num_ends + 1
             if num_ends > 1:
                 raise RunError(f"{self._name}: a whole pass has no prompt that is short enough: see data.too_long.")
+            if not self._is_begun:
+                self._rows.begin(self._generator("files"))
+                self._is_begun = True
+            self._read_block()
 
     def _read_block(self) -> None:
         self._start = {
@@ -174,6 +173,7 @@ class StreamedPrompts(TrainingPrompts):
             "num_left_out": self._num_left_out,
         }
         rows = read_rows(self._rows, self._rows.shuffle_buffer, self._name)
+        self._is_last = len(rows) < self._rows.shuffle_buffer
         prompts = self._encode(rows) if rows else []
         if self._shuffle and prompts:
             order = torch.randperm(len(prompts), generator=self._generator(str(self._num_read)))
