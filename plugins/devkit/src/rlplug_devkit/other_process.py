@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -25,6 +26,8 @@ VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
 """What differs there, besides the seed of hashes, the process's number, the working folder, and the machine."""
 
 
+HEADER: Final = 8
+"""Bytes in front of a job and of an answer, with the number of its own."""
 FRESH: Final = "--fresh"
 """Argument of a process that answers each job in a child."""
 IMPORTED: Final = ("tasks.rewards", "tasks.environments", "tasks.data_sources", "models")
@@ -47,7 +50,7 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
         is_fresh: Call it in a process in which nothing was called before, nor imported but the kits.
 
     Raises:
-        Unavailable: Something cannot be pickled, or not be unpickled there.
+        Unavailable: Something cannot be pickled, or not be unpickled on the other side.
         RuntimeError: The function raised there, or did not return in time.
     """
     try:
@@ -55,22 +58,44 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, timeout_s: flo
     except Exception as error:
         raise Unavailable(describe(error)) from error
     process = _process(is_fresh)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(len(job).to_bytes(8, "big") + job)
-    process.stdin.flush()
-    if not select.select([process.stdout], [], [], timeout_s)[0]:
-        _end(_PROCESSES.pop(is_fresh))
-        raise RuntimeError(f"no answer within {timeout_s:.0f} s")
     try:
-        outcome, value = pickle.load(process.stdout)
-    except EOFError as error:
-        raise RuntimeError(f"the process ended with status {process.wait()}") from error
+        answer = _asked(process, job, time.monotonic() + timeout_s)
+    except BaseException:  # of pytest-timeout too: its late answer would be taken for that of the next job
+        _end(_PROCESSES.pop(is_fresh))
+        raise
+    try:
+        outcome, value = pickle.loads(answer)
+    except Exception as error:  # of what a plugin returned
+        raise Unavailable(describe(error)) from error
     if outcome == "unavailable":
         raise Unavailable(value)
     if outcome == "raised":
         raise RuntimeError(value)
     return value
+
+
+def _asked(process: subprocess.Popen[bytes], job: bytes, ends_at: float) -> bytes:
+    """Return a process's pickled answer to a job.
+
+    Raises:
+        RuntimeError: It has ended, or gave none in time.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    began, found, size = time.monotonic(), b"", HEADER
+    with contextlib.suppress(OSError):  # it has ended, and the pipe says so below
+        process.stdin.write(len(job).to_bytes(HEADER) + job)
+        process.stdin.flush()
+    while len(found) < size:
+        if not select.select([process.stdout], [], [], max(ends_at - time.monotonic(), 0.0))[0]:
+            raise RuntimeError(f"no answer within {ends_at - began:.0f} s")
+        part = os.read(process.stdout.fileno(), size - len(found))
+        if not part:
+            raise RuntimeError(f"the process ended with status {process.wait()}")
+        found += part
+        if size == len(found) == HEADER:
+            size += int.from_bytes(found)
+    return found[HEADER:]
 
 
 def _process(is_fresh: bool) -> subprocess.Popen[bytes]:
@@ -119,14 +144,10 @@ def _serve(is_fresh: bool) -> None:
     if is_fresh:
         for name in IMPORTED:  # once, and not in each child
             importlib.import_module(f"rlplug_devkit.{name}")
-    while size := sys.stdin.buffer.read(8):
-        job = sys.stdin.buffer.read(int.from_bytes(size, "big"))
-        answer = _of_a_child(functools.partial(_answer, job)) if is_fresh else _answer(job)
-        try:
-            pickled = pickle.dumps(answer)
-        except Exception as error:  # noqa: BLE001 - of what a plugin returned
-            pickled = pickle.dumps(("unavailable", describe(error)))
-        answers.write(pickled)
+    while size := sys.stdin.buffer.read(HEADER):
+        job = sys.stdin.buffer.read(int.from_bytes(size))
+        pickled = _of_a_child(functools.partial(_answer, job)) if is_fresh else _pickled(_answer(job))
+        answers.write(len(pickled).to_bytes(HEADER) + pickled)
         answers.flush()
 
 
@@ -142,39 +163,45 @@ def _answer(job: bytes) -> tuple[str, Any]:
         return "raised", describe(error)
 
 
+def _pickled(answer: tuple[str, Any]) -> bytes:
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 - of what a plugin returned
+        return pickle.dumps(("unavailable", describe(error)))
+
+
 def of_children(functions: Sequence[Callable[[], Any]]) -> list[Any]:
     """Return what functions return, each called in a child of this process, which must have no other threads.
 
     Raises:
-        RuntimeError: One raised.
+        RuntimeError: One raised, or returned what cannot be pickled.
     """
     found = []
     for function in functions:
-        outcome, value = _of_a_child(lambda function=function: ("returned", function()))  # type: ignore[misc]
-        if outcome == "raised":
+        outcome, value = pickle.loads(_of_a_child(lambda function=function: ("returned", function())))  # type: ignore[misc]
+        if outcome != "returned":
             raise RuntimeError(value)
         found.append(value)
     return found
 
 
-def _of_a_child(function: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
-    """Return what a function returns in a child, or that it raised."""
+def _of_a_child(function: Callable[[], tuple[str, Any]]) -> bytes:
+    """Return the pickled answer of a function that is called in a child, or that it raised."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with os.fdopen(writer, "wb") as answer:
             try:
-                found = pickle.dumps(function())
+                found = _pickled(function())
             except BaseException as error:  # noqa: BLE001 - that of pytest.fail is no Exception
-                found = pickle.dumps(("raised", describe(error)))
+                found = _pickled(("raised", describe(error)))
             answer.write(found)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as answered:
         found = answered.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    outcome: tuple[str, Any] = pickle.loads(found) if status == 0 else ("raised", f"it ended with status {status}")
-    return outcome
+    return found if status == 0 else _pickled(("raised", f"it ended with status {status}"))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ MOST_KEPT: Final = 64
 """Objects that a plugin may keep of earlier calls, as the last ones."""
 RELEASE_S: Final = 3.0
 """Longest time for what a call has closed to end, in seconds."""
+MOST_WAITS: Final = 3
+"""Times that a class's checks wait for late calls."""
 ELSEWHERE_S: Final = 600.0
 """Longest time for another process to start, import and answer, in seconds."""
 KEPT: Final = "an object that it was given or made"
@@ -166,6 +168,7 @@ class TaskChecks(Kit):
     """What calls replace of the process while they run; ``None`` where nobody looks."""
     _is_late: ClassVar[bool] = False
     """Whether ordinary calls miss their deadline, or never end: no later check waits for more of them."""
+    _num_waits: ClassVar[int] = 0
 
     def _subject(self) -> str:
         """Return the name of what is tested."""
@@ -213,11 +216,23 @@ class TaskChecks(Kit):
     def _calls(self, functions: Sequence[Callable[[], Any]], read: Callable[[Any], Any] = as_list) -> list[Call]:
         """Call functions as a run does: at once, in threads or on an event loop, each with a deadline.
 
+        The check fails where calls were late too often: the next ones would be, each after its whole deadline.
+
         Returns:
             Their calls, of which each has a ``value``, as ``read`` makes it of what was returned, or an ``error``.
         """
         watched = [self._watched(function) for function in functions]
-        return self._executor().run(watched, [self._watched(read)] * len(functions))
+        calls = self._executor().run(watched, [self._watched(read)] * len(functions))
+        if late := [call.error for call in calls if call.error and call.kind == "late"]:
+            type(self)._num_waits += 1
+            if self._num_waits >= MOST_WAITS:
+                type(self)._is_late = True
+                pytest.fail(
+                    f"a call {late[0]}, as others did before: they wait for what another holds, such as a lock, or for "
+                    "jobs of their own behind themselves in one pool. Hold things for a moment, and in one order.",
+                    pytrace=False,
+                )
+        return calls
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that also notes what it changes of its thread, on which later calls run."""

@@ -152,8 +152,6 @@ class RewardDependenceChecks(RewardScalingChecks):
         """Fail where a sample has another value before or behind others, in one call."""
         for batch, own in (([sample, *beside], 0), ([*beside, sample], -1)):
             ((call,),) = self._score(reward, batch, whole=True)
-            if call.error and call.kind == "late":  # others would be, and nobody waits for all of them
-                self._not_compared(f"beside {what}, in one call, score {call.error}")
             if call.error or not isinstance(call.value, list) or len(call.value) != len(batch):
                 continue  # a batch of a size or of answers that it does not take
             found = call.value[own] if is_reward(call.value[own]) else None
