@@ -36,7 +36,7 @@ def rlplug_register_algorithms(registry):
 
 @hookimpl
 def rlplug_register_rewards(registry):
-    for name in ("AsksForMore", "Dies", "Scores"):
+    for name in ("AsksForMore", "Dies", "Scores", "Waits"):
         registry.add("rewards", f"made_package.parts:{name}")
 
 
@@ -46,6 +46,7 @@ def rlplug_register_classes(registry):
 """
 PARTS = """
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -86,12 +87,19 @@ class Dies(Scores):
         os._exit(3)
 
 
+class Waits(Scores):
+    def score(self, samples):
+        pool = ThreadPoolExecutor(1)
+        return pool.submit(lambda: pool.submit(list, samples).result()).result()
+
+
 class Logger:
     pass
 """
 SETTINGS = """
 Right: {init_args: {scale: 2.0}, settings: {zero_advantages: step}}
 Wrong: {init_args: {scale: 2.0}, settings: {zero_advantages: step}}
+Waits: {settings: {deadline_s: 0.5}}
 """
 
 
@@ -163,6 +171,13 @@ def test_a_class_that_ends_the_process_hides_no_other(checked: Checked) -> None:
     died = [result for result in checked.of("Dies").values() if result["held"] == "failed"]
     assert "ended with status 3" in died[0]["reason"]
     assert {result["held"] for result in checked.of("Scores").values()} == {"held", "does not apply"}
+
+
+def test_a_call_that_never_ends_does_not_keep_the_process(checked: Checked) -> None:
+    """Would wait for --limit: Python joins the threads of the reward's own pool when it ends."""
+    failed = [result for result in checked.of("Waits").values() if result["held"] == "failed"]
+    assert "took longer than 0.5 s" in failed[0]["reason"]
+    assert not any("--limit" in result["reason"] for result in failed)
 
 
 def test_the_record_says_what_was_checked(checked: Checked) -> None:

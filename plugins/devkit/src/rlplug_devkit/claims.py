@@ -99,6 +99,8 @@ class ConformanceReport:
         self._tallies: dict[str, Tally] = {}
         self._failed: set[str] = set()
         """Test classes of which a check failed."""
+        self.has_late = False
+        """Whether a call of a plugin was late, and may never end."""
 
     @staticmethod
     def of(config: pytest.Config) -> ConformanceReport:

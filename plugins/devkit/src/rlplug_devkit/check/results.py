@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pytest
 
-from rlplug_devkit.claims import DOES_NOT_APPLY
+from rlplug_devkit.claims import DOES_NOT_APPLY, ConformanceReport
 
 RESULTS: Final = "RLPLUG_CHECK_RESULTS"
 """Environment variable with the file of lines."""
@@ -61,6 +61,14 @@ class Recorder:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the recorder, where pytest runs with ``-p rlplug_devkit.check.results``."""
     config.pluginmanager.register(Recorder(Path(os.environ[RESULTS])), "rlplug-check-recorder")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """End the process where a call may never end: Python would wait for the threads of a plugin's own pool."""
+    report: Any = session.config.pluginmanager.get_plugin(ConformanceReport.NAME)
+    if report is not None and report.has_late:
+        os._exit(exitstatus)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

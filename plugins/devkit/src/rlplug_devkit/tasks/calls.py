@@ -225,6 +225,8 @@ class TaskChecks(Kit):
         calls = self._executor().run(watched, [self._watched(read)] * len(functions))
         if late := [call.error for call in calls if call.error and call.kind == "late"]:
             type(self)._num_waits += 1
+            if self._reports is not None:
+                self._reports.has_late = True
             if self._num_waits >= MOST_WAITS:
                 type(self)._is_late = True
                 pytest.fail(
