@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,8 +36,21 @@ def answer(kind: str) -> Any:
     return (OnlyThere(), LONG) if kind == "unreadable" else kind
 
 
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """Take all descriptors that select() can wait for."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for each in opened:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.kit
 @pytest.mark.parametrize("is_fresh", [False, True])
+@pytest.mark.usefixtures("many_open_files")
 def test_an_answer_that_is_not_read_is_not_taken_for_the_next_one(is_fresh: bool) -> None:
     """Alone catches kits that wait for ever, or compare another check's values, after such an answer."""
     with pytest.raises(Unavailable, match="only there"):

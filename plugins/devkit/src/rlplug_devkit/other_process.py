@@ -83,11 +83,13 @@ def _asked(process: subprocess.Popen[bytes], job: bytes, ends_at: float) -> byte
     assert process.stdin is not None
     assert process.stdout is not None
     began, found, size = time.monotonic(), b"", HEADER
+    answers = select.poll()  # select() takes no descriptor above 1023
+    answers.register(process.stdout, select.POLLIN)
     with contextlib.suppress(OSError):  # it has ended, and the pipe says so below
         process.stdin.write(len(job).to_bytes(HEADER) + job)
         process.stdin.flush()
     while len(found) < size:
-        if not select.select([process.stdout], [], [], max(ends_at - time.monotonic(), 0.0))[0]:
+        if not answers.poll(1000 * max(ends_at - time.monotonic(), 0.0)):
             raise RuntimeError(f"no answer within {ends_at - began:.0f} s")
         part = os.read(process.stdout.fileno(), size - len(found))
         if not part:
