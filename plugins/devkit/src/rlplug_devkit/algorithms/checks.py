@@ -27,7 +27,8 @@ class AlgorithmChecks(TaskChecks):
             ``step`` whose rewards are all equal, or ``never``, as where a critic's values or a penalty count too.
         trains_every_token: Whether each trainable token with an advantage gets a gradient when policy and old policy
             are the same; false where a loss chooses tokens itself, and ``Advantages.trains`` does not say so.
-        learns_from_rewards: Whether better completions of a group become more likely, and worse ones less.
+        learns_from_rewards: Whether better completions of a group become more likely, and worse ones less; false where
+            a critic's values decide too, which the kit draws, as in plain generalised advantage estimation.
         tolerance: Largest difference between results that must be equal, as a share of the largest entry.
     """
 
