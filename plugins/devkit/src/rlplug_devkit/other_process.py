@@ -27,7 +27,7 @@ VARIABLES: Final = {"RANK": "1", "LOCAL_RANK": "1", "LC_ALL": "C"}
 
 
 HEADER: Final = 8
-"""Bytes in front of a job and of an answer, with the number of its own."""
+"""Bytes in front of a job and of an answer, which say how many follow."""
 FRESH: Final = "--fresh"
 """Argument of a process that answers each job in a child."""
 IMPORTED: Final = ("tasks.rewards", "tasks.environments", "tasks.data_sources", "models")
