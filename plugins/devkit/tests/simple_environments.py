@@ -104,6 +104,12 @@ class NeedsAFirstCharacter(Guess):
         return super().step(completion)
 
 
+class CutsBytes(Guess):
+    def step(self, completion: str) -> Any:
+        _ = completion.encode()[:24].decode()
+        return super().step(completion)
+
+
 class RepeatsTheTurn(Guess):
     def step(self, completion: str) -> Any:
         told = super().step(completion)

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -87,6 +88,16 @@ class PlansTheSameForAll(Plain):
 
 
 @fault(CLAIMS, PLAN)
+class PlansOneCompletion(Plain):
+    """Plans the KV cache of one completion, and says that it generates many at once."""
+
+    def plan_memory(self, policy, needs):
+        return dataclasses.replace(
+            super().plan_memory(policy, needs), kv_cache=needs.longest * needs.kv_bytes_per_token
+        )
+
+
+@fault(CLAIMS, PLAN)
 class PlansAfterItsStart(Plain):
     """Plans with what only a start gives."""
 
@@ -151,6 +162,19 @@ class KeepsItsFirstEndTokens(Plain):
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         self._ends = self.__dict__.get("_ends", policy.eos_token_ids)
         super().start(dataclasses.replace(policy, eos_token_ids=self._ends), placement)
+
+
+@fault(CLAIMS, "test_close_leaves_nothing_behind")
+class KeepsModelsByPath(Plain):
+    """Keeps what it has built by the model's folder, so that a restart is quick."""
+
+    models: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        if policy.path not in self.models:
+            super().start(policy, placement)
+            self.models[policy.path] = vars(self).copy()
+        vars(self).update(self.models[policy.path], _policy=policy)
 
 
 @fault(CLAIMS, "test_a_stopped_call_answers_every_request")

@@ -96,10 +96,10 @@ class Bench:
             self._make("llama")
         return self.running()
 
-    def holding(self, variant: Variant = "first", family: Family = "llama") -> RolloutEngine:
-        """Return the engine with these weights, ready for any call."""
-        if self._engine is None or self.family != family:
-            self._make(family)
+    def holding(self, variant: Variant = "first", family: Family = "llama", path: str = "") -> RolloutEngine:
+        """Return the engine with these weights, ready for any call; with ``path``, a new one of a copy of its model."""
+        if self._engine is None or self.family != family or path:
+            self._make(family, path)
         if self._held != variant:
             self.sync(variant)
         assert self._life.state == "ready"
@@ -118,12 +118,14 @@ class Bench:
             finally:
                 self._engine = None
 
-    def _make(self, family: Family) -> None:
+    def _make(self, family: Family, path: str = "") -> None:
         if self._was_started and not self.capabilities.restart:
             pytest.skip(f"{self.engine_name} {STARTS_ONCE}: run this check alone, with pytest -k")
         self._was_started = True
         self.discard()
         self.family, self.version, self.spec = family, 0, self.spec_of(family)
+        if path:
+            self.spec = dataclasses.replace(self.spec, path=path)
         self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
         self._life = EngineStateMachine(self.engine_name, self.settings.placement.device)
         self.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,14 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from torch import Tensor
 
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.types import SamplingParams
 from rlplug_devkit.claims import DOES_NOT_APPLY, applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import GREEDY, Bench
-from rlplug_devkit.process_state import Holdings, holdings, still_there
+from rlplug_devkit.process_state import Holdings, holdings, num_alive, still_there
 
 CLOSE_S = 20.0
 """Longest time in seconds until the processes of a closed engine are gone."""
@@ -229,19 +231,30 @@ class LastChecks(EngineChecks):
             ) from problem
 
     def test_close_leaves_nothing_behind(self, bench: Bench) -> None:
-        """Compares two lives: what the first leaves for good, such as a library's threads, the second may use."""
+        """Compares two lives: what the first leaves for good, such as a library's threads, the second may use.
+
+        The second is of a copy of the model in another folder, so that what is kept by its path is there twice.
+        """
+        copied = f"{bench.spec.path}-copied"
+        shutil.copytree(bench.spec.path, copied, dirs_exist_ok=True)
         left: list[Holdings] = []
-        for _ in range(2 if bench.capabilities.restart else 1):
-            bench.holding("first", family=bench.family)
+        num_tensors: list[int] = []
+        for path in ("", copied) if bench.capabilities.restart else ("",):
+            bench.holding("first", family=bench.family, path=path)
             bench.generate(bench.requests("a life", [3]), GREEDY)
             processes = bench.own_processes()
             bench.close()
             self.assert_ended(processes, "after close")
             bench.discard()
             left.append(holdings())
+            num_tensors.append(num_alive((Tensor,)))
         threads, files = left[-1].threads - left[0].threads, left[-1].files - left[0].files
         assert threads <= 0, f"{threads} threads more than before remain after start and close: end them in close."
         assert files <= 0, f"{files} open files or sockets more than before remain after start and close."
+        tensors, num_weights = num_tensors[-1] - num_tensors[0], len(list(bench.policy().model.parameters()))
+        assert tensors < num_weights / 2, (
+            f"{tensors} tensors remain after close, and the model has {num_weights} weights: drop references to them."
+        )
 
     def assert_ended(self, processes: Sequence[psutil.Process], when: str) -> None:
         """Fail unless the engine's processes have ended, and somebody has waited for them."""

@@ -51,6 +51,12 @@ class PlanChecks(EngineChecks):
             f"plan_memory gives {small[0].weights} bytes to the weights of a model with {small[1].parameters} "
             f"parameters, and {large[0].weights} to {large[1].parameters}."
         )
+        (one, _), many = self.plan_of(bench, "qwen2", completions=1), small[0]
+        if 0 < one.rows < many.rows:
+            assert one.kv_cache < many.kv_cache, (
+                f"plan_memory gives {many.kv_cache} bytes to the KV cache of {many.rows} completions at once, and "
+                f"{one.kv_cache} to that of {one.rows}: it grows with them."
+            )
 
     def test_sizes_are_its_own_options(self, bench: Bench) -> None:
         """``rlplug plan`` writes them below ``rollout``, and a run makes the engine with them."""
@@ -67,14 +73,15 @@ class PlanChecks(EngineChecks):
                 f"{bench.engine_name} has {', '.join(taken) or 'none'}."
             )
 
-    def plan_of(self, bench: Bench, family: Family) -> tuple[Any, EngineMemoryRequest]:
+    def plan_of(self, bench: Bench, family: Family, completions: int = 64) -> tuple[Any, EngineMemoryRequest]:
         """Return what an engine that was never started plans for a model, and what it was asked."""
         spec, model = bench.spec_of(family), bench.meta_model(family)
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * spec.dtype.itemsize
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        needs = EngineMemoryRequest(DEVICE_BYTES, parameters, per_token, 64, spec.max_context, config.vocab_size)
+        sizes = (completions, spec.max_context, config.vocab_size)
+        needs = EngineMemoryRequest(DEVICE_BYTES, parameters, per_token, *sizes)
         return bench.settings.make_engine().plan_memory(spec, needs), needs
 
 

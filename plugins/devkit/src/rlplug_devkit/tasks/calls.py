@@ -61,6 +61,8 @@ HOSTILE: Final = {
     "brackets": "{" * 2000 + "[" * 2000,
     "lists in lists": "[" * 100_000,
     "more digits than an integer may have": "7" * 5_000,
+    "letters of two bytes": "é" * 2_000,
+    "letters of two bytes behind one": "x" + "é" * 2_000,
     "other scripts": "日本語 עברית \u202eabc e\u0301 \U0001f469\u200d\U0001f680",
     "code": "__import__('os')._exit(3)",
     "markup": "[bold]</pre><script>alert(1)</script>%s{0}${x}",
