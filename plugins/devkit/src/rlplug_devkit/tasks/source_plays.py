@@ -23,6 +23,10 @@ from rlplug_devkit.tasks.training_prompts import as_text, of_one_rank
 NUM_STEPS: Final = 12
 MOST_DRAWN: Final = 9
 """Most prompts of a step."""
+OFTEN: Final = 3
+"""Every how many steps one draws more."""
+MANY: Final = 60
+"""Prompts of such a step, so that a small source comes to later passes, each of another order."""
 PLAY_S: Final = 10.0
 """Time after which no further step is drawn, in seconds."""
 REWARDS: Final = (0.0, 1.0, 1.0, 0.5, -2.0, 1e6, math.nan)
@@ -48,7 +52,7 @@ class SourcePlayChecks(PromptRuleChecks):
             for step in range(NUM_STEPS):
                 if step and time.monotonic() - began > PLAY_S / len(RUNS):
                     break
-                number = draw.randint(1, MOST_DRAWN)
+                number = MANY if step % OFTEN == OFTEN - 1 else draw.randint(1, MOST_DRAWN)
                 drawn, *others = (self._taken(each, number) for each in (went_on, resumed, *ranks))
                 names = ("resumed after every step", "of two ranks, the first", "of two ranks, the second")
                 for name, found in zip(names, others, strict=True):
