@@ -39,7 +39,7 @@ from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, VLLMRequests
 from rlplug_rollout_vllm.memory_plan import planned_memory
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions, scale_variables
-from rlplug_rollout_vllm.weights import load_weights
+from rlplug_rollout_vllm.weights import forget, load_weights
 
 
 class VLLMRollout(ColocatedEngine):
@@ -139,6 +139,8 @@ class VLLMRollout(ColocatedEngine):
         return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:
+        if self._model is not None:
+            forget(self._model)
         engine, self._engine, self._model, self._adapters = self._engine, None, None, None
         if engine is not None and not self._is_asleep:  # vLLM would free what slept a second time
             with _default_group_kept() if self._shares_group else contextlib.nullcontext():

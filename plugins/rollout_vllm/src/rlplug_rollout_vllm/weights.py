@@ -41,6 +41,14 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
             repack(model)
 
 
+def forget(model: nn.Module) -> None:
+    """Drop what vLLM keeps of a model's layers for reloads: it refers to them, so that a closed engine's would stay."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+    for module in model.modules():
+        LAYERWISE_INFO.pop(module, None)
+
+
 def are_copied_in_place(model: nn.Module, model_config: Any) -> bool:
     """Return whether the weights of ``model`` are plain: kernels read them as they are loaded."""
     methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
