@@ -81,6 +81,7 @@ class VLLMRollout(ColocatedEngine):
         self.options = VLLMOptions(**options)
         super().__init__(self.options, self.options.enable_prefix_caching is not False, generate_deadline_s)
         self._engine: Any = None
+        self._model: Any = None
         self._adapters: ServedAdapters | None = None
         self._is_asleep = False
         self._shares_group = False
