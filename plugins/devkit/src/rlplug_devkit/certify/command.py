@@ -69,6 +69,7 @@ def certify_command(arguments: list[str]) -> int:
     """
     options = make_parser().parse_args(arguments)
     from rlplug_devkit.certify.code import digests_of
+    from rlplug_devkit.certify.learning import try_learning
     from rlplug_devkit.certify.records import conclusion_of, hash_of
 
     families = options.family or list(FAMILIES)
@@ -78,8 +79,6 @@ def certify_command(arguments: list[str]) -> int:
     file = options.record or Path(_file_name(values))
     engine, tolerances = _for_device(engine, values["device"])
     say(f"certifying {engine.name} with {trainer.name} on {values['device']}: {', '.join(families)}, then kits")
-    from rlplug_devkit.certify.learning import try_learning
-
     results, measured = [], {}
     for family in families:
         say(f"a learning run of {family}")
