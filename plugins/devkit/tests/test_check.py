@@ -14,7 +14,7 @@ import pytest
 from rlplug_devkit.check import check_command, runs
 from rlplug_devkit.check.results import SHARE, Result, pytest_collection_modifyitems
 from rlplug_devkit.check.runs import run_again
-from rlplug_devkit.check.subjects import Subject
+from rlplug_devkit.check.subjects import Subject, package_of
 from rlplug_devkit.claims import STARTS_ONCE
 from rlplug_devkit.engines.conformance import EngineConformance
 from rlplug_devkit.hooks.conformance import HooksConformance
@@ -210,6 +210,19 @@ def test_settings_are_checked(package: Path, tmp_path: Path) -> None:
         (tmp_path / "settings.yaml").write_text(text)
         with pytest.raises(ConfigError, match=says):
             check_command(["made", "--settings", str(tmp_path / "settings.yaml")])
+
+
+def test_arguments_on_a_gpu_replace_others_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches servers that no certification on a GPU could start, since theirs are named on GPUs alone."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("Right: {init_args: {scale: 1, shift: 2}, on_gpu: {scale: 3}}")
+
+    for has_gpu, arguments in ((False, {"scale": 1, "shift": 2}), (True, {"scale": 3, "shift": 2})):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        subjects = {subject.name: subject for subject in package_of("made", file).subjects}
+        assert subjects["Right"].init_args == arguments
 
 
 class StartsOnce(HFRollout):

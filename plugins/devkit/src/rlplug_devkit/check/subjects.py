@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import yaml
 
 from rlplug.errors import ConfigError, describe, did_you_mean
@@ -73,7 +74,8 @@ def package_of(name: str, settings: Path | None = None) -> Package:
 
     Args:
         name: The name.
-        settings: YAML file with ``init_args`` and ``settings`` by class name; the package's own where not given.
+        settings: YAML file with ``init_args``, ``on_gpu`` and ``settings`` by class name; the package's own where not
+            given.
 
     Raises:
         ConfigError: No plugin has that name, or the file is not as it must be.
@@ -157,15 +159,15 @@ def _settings(file: Path | None) -> dict[str, Mapping[str, Any]]:
         read = yaml.safe_load(file.read_text()) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {describe(error)}.") from error
-    allowed = {"init_args", "settings"}
+    allowed = {"init_args", "on_gpu", "settings"}
     is_right = isinstance(read, dict) and all(
         isinstance(each, dict) and each.keys() <= allowed and all(isinstance(part, dict) for part in each.values())
         for each in read.values()
     )
     if not is_right:
         raise ConfigError(
-            f"{file} must have, by the name of a class, the keys init_args (arguments of its constructor) and settings "
-            "(attributes of its kit), each a mapping."
+            f"{file} must have, by the name of a class, the keys init_args (arguments of its constructor), on_gpu "
+            "(those that differ on a GPU) and settings (attributes of its kit), each a mapping."
         )
     for name, each in read.items():
         for key in each.get("settings", {}):
@@ -181,11 +183,12 @@ def _subject(registration: Registration, given: Mapping[str, Mapping[str, Any]])
     from rlplug.data.sources import PromptSource
 
     own = given.get(registration.name, {})
+    on_gpu = own.get("on_gpu", {}) if torch.cuda.is_available() else {}
     subject = Subject(
         KIND_OF.get(registration.kind, ""),
         registration.name,
         registration.place,
-        own.get("init_args", {}),
+        {**own.get("init_args", {}), **on_gpu},
         own.get("settings", {}),
     )
     if registration.kind == "launchers":
