@@ -7,7 +7,16 @@ import importlib
 from engine_faults.faults import FAULTS, remember_process
 from rlplug_devkit import EngineConformance
 
-for module in ("of_prompts", "of_sampling", "of_weights", "of_promises", "of_streams", "of_processes", "of_reports"):
+for module in (
+    "of_prompts",
+    "of_limits",
+    "of_sampling",
+    "of_weights",
+    "of_promises",
+    "of_streams",
+    "of_processes",
+    "of_reports",
+):
     importlib.import_module(f"engine_faults.{module}")
 
 
