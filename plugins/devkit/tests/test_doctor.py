@@ -224,6 +224,19 @@ def test_values_of_secrets_are_not_shown() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "state"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "warns"),
+        ("CUDA_LAUNCH_BLOCKING", "0", "ok"),
+        ("PYTHONDONTWRITEBYTECODE", "0", "note"),  # Python asks whether it is empty
+        ("PYTHONDONTWRITEBYTECODE", "", "ok"),
+    ],
+)
+def test_variables_that_make_runs_slow_are_said(name: str, value: str, state: str) -> None:
+    assert [found.state for found in host.variables({name: value})] == [state]
+
+
 def test_a_check_that_raises_is_a_finding_and_cannot_move_the_cursor() -> None:
     def check() -> list[Finding]:
         raise OSError("no \x1b[2J file\nat all")

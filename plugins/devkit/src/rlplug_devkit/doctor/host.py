@@ -24,7 +24,7 @@ LEAST_OPEN_FILES: Final = 4096
 TORCHRUN_PORT: Final = 29500
 VARIABLES: Final = re.compile(
     r"(CUDA|NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|HF|TRANSFORMERS|VLLM|SGLANG|TLLM|TRTLLM|RAY|RLPLUG|FLASHINFER|SLURM)_|"
-    r"(MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|VIRTUAL_ENV|CONDA_PREFIX)$"
+    r"(MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|VIRTUAL_ENV|CONDA_PREFIX|PYTHONDONTWRITEBYTECODE)$"
 )
 SECRET: Final = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
 
@@ -135,6 +135,9 @@ def variables(environ: Mapping[str, str] | None = None) -> Iterator[Finding]:
         value = "set" if SECRET.search(name) else given[name]
         if name == "CUDA_LAUNCH_BLOCKING" and value not in ("", "0"):
             yield Finding("variables", name, value, "warns", "Unset it: every kernel is waited for.")
+        elif name == "PYTHONDONTWRITEBYTECODE" and value:
+            advice = "Unset it: each process of a run and of its engines compiles the Python of all libraries anew."
+            yield Finding("variables", name, value, "note", advice)
         else:
             yield Finding("variables", name, value)
 
