@@ -25,11 +25,12 @@ MODULES: Final = (
     unusual_optimizations,
 )
 ON_TWO_RANKS: Final = ("ReportsItsRank", "ScalesOnOtherRanks")
-WITH_PARTNER: Final = "ChecksOnlyPlainBlocks"
+ON_GEMMA: Final = ("NormsAsLlama",)
+WITH_PARTNER: Final = ("ChecksOnlyPlainBlocks", "WrapsTheClass")
 ALONE: Final = (
     *("SetsDeterministicAlgorithms", "PatchesTheLibrary", "TruncatesProducts", "RegistersOverSdpa", "ReplacesAnEqual"),
     "WatchesAllModules",
-    WITH_PARTNER,
+    *WITH_PARTNER,
 )
 
 
@@ -62,7 +63,7 @@ class TestCorrect(Together):
 
 class TestMistakes(Together):
     with_partner = False
-    names = tuple(name for name in CAUGHT_BY if name not in (*ON_TWO_RANKS, *ALONE))
+    names = tuple(name for name in CAUGHT_BY if name not in (*ON_TWO_RANKS, *ON_GEMMA, *ALONE))
 
 
 class TestMistakesOnTwoRanks(Together):
@@ -71,6 +72,12 @@ class TestMistakesOnTwoRanks(Together):
     names = ON_TWO_RANKS
 
 
+class TestMistakesOnGemma(Together):
+    with_partner = False
+    models = ("gemma3",)
+    names = ON_GEMMA
+
+
 for name in ALONE:
-    settings = {"names": (name,), "with_partner": name == WITH_PARTNER}
+    settings = {"names": (name,), "with_partner": name in WITH_PARTNER}
     globals()[f"Test{name}"] = type(f"Test{name}", (Together,), settings)

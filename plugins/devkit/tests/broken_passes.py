@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -233,6 +234,44 @@ class ForgetsTopP(ChangedHead):
             return replace(output, tokens=TokenLogprobs(logprobs, logprobs.detach()))
 
         return through
+
+
+class RoundsTheSoftmax(ChangedHead):
+    """Has logprobs in the dtype of the pass, which in bfloat16 have three digits."""
+
+    def changed(self, function: Callable[..., LMHeadOutput]) -> Callable[..., LMHeadOutput]:
+        def through(logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
+            output = function(logits, request)
+            rounded = [
+                each.to(logits.dtype).float() for each in (output.tokens.logprobs, output.tokens.sampled_logprobs)
+            ]
+            return replace(output, tokens=TokenLogprobs(*rounded))
+
+        return through
+
+
+class WrapsTheClass(Fine):
+    """Calls the forward method of a block's class, and not that of an optimization before it."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = transformer_blocks(model)
+        for index, block in enumerate(self.blocks):
+            block.forward = self.wrapped(type(block).forward.__get__(block), index)
+
+
+class NormsAsLlama(Fine):
+    """Fuses the norms of all models, by the formula of Llama's: Gemma's add 1 to the weight."""
+
+    def before_shard(self, model: nn.Module) -> None:
+        self.blocks = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+        for norm in self.blocks:
+            norm.forward = partial(_norm_of_llama, norm)
+
+
+def _norm_of_llama(norm: Any, hidden: Tensor) -> Tensor:
+    states = hidden.float()
+    states = states * (states.square().mean(-1, keepdim=True) + getattr(norm, "eps", 1e-6)).rsqrt()
+    return norm.weight * states.to(hidden.dtype)  # type: ignore[no-any-return]
 
 
 class LeavesOutTheBias(Fine):

@@ -43,7 +43,6 @@ class TestOptims(Optims):
             "fused": [FusedLogprobs(chunk_size=5)],
             "entropy chunks": [EntropyChunking(chunk_size=5)],
             "entropy checkpoint": [EntropyCheckpointing()],
-            "compiled": [CompileBlocks(dynamic=False, backend="aot_eager")],
             "forward prefetch": [ForwardPrefetch(depth=2)],
             "backward prefetch": [BackwardPrefetch()],
             "all that fit": [
@@ -64,5 +63,22 @@ class TestCheckpointing(Optims):
         return {
             "gradient": [GradientCheckpointing()],
             "selective": [SelectiveCheckpointing()],
-            "with compiled": [CompileBlocks(dynamic=False, backend="eager"), GradientCheckpointing(every_n_blocks=2)],
         }
+
+
+class Compiled(Optims):
+    models = ("llama", "tied_llama")  # two kinds of layers double the graphs of fixed lengths, and torch keeps 8
+
+
+@pytest.mark.nightly
+class TestCompiled(Compiled):
+    def make_optimizations(self) -> Mapping[str, Sequence[Optimization]]:
+        return {"compiled": [CompileBlocks(dynamic=False, backend="aot_eager")]}
+
+
+@pytest.mark.nightly
+class TestCompiledAndRecomputed(Compiled):
+    with_partner = False
+
+    def make_optimizations(self) -> Mapping[str, Sequence[Optimization]]:
+        return {"both": [CompileBlocks(dynamic=False, backend="eager"), GradientCheckpointing(every_n_blocks=2)]}

@@ -20,7 +20,8 @@ class OptimizationChecks(Kit):
     """Settings of optimizations under test. A subclass must override ``make_optimizations``, and may override the rest.
 
     Attributes:
-        models: Names of the models to check, of ``TINY_MODELS``.
+        models: Names of the models to check, of ``TINY_MODELS``. By default one with an output layer of its own, and
+            one with tied embeddings, two kinds of layers and norms of another form.
         meshes: ``1 rank`` and ``2 ranks``, or one of them.
         changes_of_process: Settings of the process that the optimizations have to change, by the names that the check
             uses.
@@ -30,7 +31,7 @@ class OptimizationChecks(Kit):
             largest of its tensor.
     """
 
-    models: ClassVar[Sequence[str]] = ("llama", "tied_llama")
+    models: ClassVar[Sequence[str]] = ("llama", "gemma3")
     meshes: ClassVar[Sequence[str]] = tuple(MESHES)
     changes_of_process: ClassVar[frozenset[str]] = frozenset()
     with_partner: ClassVar[bool] = True

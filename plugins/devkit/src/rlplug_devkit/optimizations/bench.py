@@ -13,7 +13,8 @@ import torch
 from rlplug.interfaces.optimization import Optimization
 from rlplug.types import MeshSizes
 from rlplug_devkit.claims import DOES_NOT_APPLY
-from rlplug_devkit.optimizations.ranks import WITH_PARTNER, RecomputedBlocks, VariantJob, run_variants
+from rlplug_devkit.optimizations.partners import WITH_PARTNER, RecomputedBlocks, WrappedBlocks
+from rlplug_devkit.optimizations.ranks import VariantJob, run_variants
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 from rlplug_devkit.trainers.cases import TINY_MODELS, Case, write_model
 
@@ -34,7 +35,9 @@ class OptimizationBench:
     ) -> None:
         self.variants = dict(variants)
         if partner:
-            self.variants |= {f"{name}{WITH_PARTNER}": [*each, RecomputedBlocks()] for name, each in variants.items()}
+            self.variants |= {
+                f"{name}{WITH_PARTNER}": [WrappedBlocks(), *each, RecomputedBlocks()] for name, each in variants.items()
+            }
         self._models = models
         self._run_ranks = run_ranks
         self._folder = folder

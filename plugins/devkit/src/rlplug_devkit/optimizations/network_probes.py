@@ -16,8 +16,10 @@ from rlplug.models.build import build_policy
 from rlplug.models.critic import CriticConfig
 from rlplug.models.critic.network import build_critic
 from rlplug.models.forward import critic_forward
+from rlplug.models.lm_head import LogprobRequest, lm_head_of
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.packing import pack
+from rlplug.types import SamplingParams
 from rlplug_devkit.optimizations.size_probes import SizeProbes
 from rlplug_devkit.trainers.cases import rows
 
@@ -27,6 +29,8 @@ LARGE: Final = 2.0**17
 """Factor of what blocks add to hidden states: a power of two, by which weights are divided exactly."""
 BIAS: Final = 2.0
 """Largest bias of the output layer, in nats."""
+HEAD_SHAPE: Final = (64, 64, 4096)
+"""Tokens, width and vocabulary of an output layer alone: its logits are small beside its logprobs."""
 ADDED_BY: Final = ("o_proj.weight", "down_proj.weight")
 """How the names of the weights end whose products are added to hidden states."""
 
@@ -88,6 +92,29 @@ class NetworkProbes(SizeProbes):
             return self.run(rows(), rows().num_sequences)
         finally:
             layer.bias = own
+
+    def head_alone(self) -> dict[str, float]:
+        """Return the root mean square of the errors of an output layer in bfloat16, of logprobs and of entropies.
+
+        They are differences from float64 of the same hidden states and weights.
+        """
+        (num_tokens, width, size), generator = HEAD_SHAPE, torch.Generator().manual_seed(11)
+        hidden = torch.randn(num_tokens, width, generator=generator).bfloat16()
+        weight = (torch.randn(size, width, generator=generator) / width).bfloat16()
+        targets = torch.randint(size, (num_tokens,), generator=generator)
+        request = LogprobRequest(targets, SamplingParams(), "value")
+        head = lm_head_of(self.policy)
+        with torch.no_grad():
+            if head.fused is None:
+                output = head.from_logits(nn.functional.linear(hidden, weight), request)
+            else:
+                output = head.fused(hidden, weight, None, request)
+        exact = nn.functional.linear(hidden.double(), weight.double()).log_softmax(dim=-1)
+        errors = {
+            "logprobs": output.tokens.logprobs - exact.gather(-1, targets[:, None])[:, 0],
+            "entropies": output.entropy + (exact.exp() * exact).sum(dim=-1),
+        }
+        return {name: error.square().mean().sqrt().item() for name, error in errors.items()}
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:

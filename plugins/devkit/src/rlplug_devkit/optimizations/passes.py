@@ -10,7 +10,8 @@ from torch import Tensor
 from rlplug_devkit.claims import DOES_NOT_APPLY
 from rlplug_devkit.optimizations.base import OptimizationChecks
 from rlplug_devkit.optimizations.bench import OptimizationBench
-from rlplug_devkit.optimizations.ranks import PLAIN, WITH_PARTNER
+from rlplug_devkit.optimizations.partners import WITH_PARTNER
+from rlplug_devkit.optimizations.ranks import PLAIN
 from rlplug_devkit.trainers.bench import assert_close
 
 VALUES: Final = ("logprobs", "entropies", "logprobs as sampled")
@@ -91,12 +92,17 @@ class PassChecks(OptimizationChecks):
     def test_it_works_with_another_optimization(
         self, bench: OptimizationBench, model: str, mesh: str, variant: str
     ) -> None:
-        """With blocks that are computed again in the backward pass, as by gradient checkpointing."""
+        """With one before it that wraps blocks, and one after it that computes them again in the backward pass."""
         if not self.with_partner:
             pytest.skip(f"{DOES_NOT_APPLY}with_partner is False")
         both = f"{variant}{WITH_PARTNER}"
         self._assert_values(bench, model, mesh, both, "packed")
         self._assert_gradients(bench, model, mesh, both, "gradients")
+        lost = [blocks for blocks in bench.value(model, mesh, both, "not_called").values() if blocks]
+        assert not lost, (
+            f"with {variant} the blocks {lost[0]} of {model} do not call the forward method that another optimization "
+            "has put in place: wrap block.forward as it is, not the class's."
+        )
 
     def _assert_values(self, bench: OptimizationBench, model: str, mesh: str, variant: str, packing: str) -> None:
         found, expected = (

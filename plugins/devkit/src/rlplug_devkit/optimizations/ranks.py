@@ -14,12 +14,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.interfaces.optimization import Optimization
 from rlplug.models.build import build_policy, build_reference
 from rlplug.models.forward import policy_forward
 from rlplug.models.lm_head import EntropyMode
@@ -27,6 +25,7 @@ from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.types import SamplingParams
 from rlplug_devkit.optimizations.network_probes import NetworkProbes
+from rlplug_devkit.optimizations.partners import blocks_not_called
 from rlplug_devkit.optimizations.structure import functions_of, structure_of
 from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_guard import ProcessGuard
@@ -35,7 +34,6 @@ from rlplug_devkit.trainers.ranks import make_strategy
 
 PLAIN: Final = "plain"
 PLAIN_AGAIN: Final = "plain, after all others"
-WITH_PARTNER: Final = " with recomputed blocks"
 NUM_DRAWN: Final = 8
 """Passes over drawn rows."""
 
@@ -47,30 +45,6 @@ class VariantJob:
     cases: tuple[Case, ...]
     variants: Mapping[str, Sequence[Optimization]]
     """Optimizations by the variant's name; ``PLAIN`` and ``PLAIN_AGAIN`` are added."""
-
-
-class RecomputedBlocks(Optimization):
-    """The kit's own partner of an optimization: whole blocks are computed again in the backward pass."""
-
-    def __init__(self) -> None:
-        self._num_blocks = 0
-
-    def before_shard(self, model: nn.Module) -> None:
-        for block in transformer_blocks(model):
-            block.forward = _recomputed(block.forward)
-            self._num_blocks += 1
-
-    def effects(self) -> list[Effect]:
-        return [Effect(f"{self._num_blocks} blocks are recomputed")] if self._num_blocks else []
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def recomputing(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return recomputing
 
 
 def run_variants(job: VariantJob) -> None:
@@ -269,6 +243,10 @@ class Optimized(NetworkProbes):
                 self.policy.zero_grad()
         return found
 
+    def not_called(self) -> dict[str, list[int]]:
+        """Return the blocks of which passes have called no wrapper of a partner, by the partner's class name."""
+        return blocks_not_called(self.policy)
+
     def process(self) -> dict[str, str]:
         """Return what all probes together changed of the process and of files."""
         moved = {name: f"a pass moves the global generator {name}" for name in sorted(self.guard.generators)}
@@ -306,6 +284,8 @@ PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
     Optimized.biased,
     Optimized.unread,
     Optimized.drawn,
+    Optimized.head_alone,
+    Optimized.not_called,
     Optimized.process,
 )
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer, TrainerClaims
@@ -58,6 +65,11 @@ _SCALED: Final = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_WINDOWS: Final[dict[str, Any]] = {
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 8,
+}
 _EXPERTS: Final[dict[str, Any]] = {
     "moe_intermediate_size": 48,
     "num_experts": 4,
@@ -69,6 +81,7 @@ TINY_MODELS: Final[dict[str, PretrainedConfig]] = {
     "llama3": LlamaConfig(**SIZES, rms_norm_eps=1e-3, tie_word_embeddings=False, rope_parameters=_SCALED),
     "tied_llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, rms_norm_eps=1e-3, tie_word_embeddings=True),
+    "gemma3": Gemma3TextConfig(**SIZES, **_WINDOWS, tie_word_embeddings=True),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **_EXPERTS, tie_word_embeddings=False),
 }
 """Configurations by the names in ``TrainerConformance.models``; in two the epsilon of norms is not the default."""
