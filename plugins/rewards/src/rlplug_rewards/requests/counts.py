@@ -14,6 +14,9 @@ class Counts:
         self._sums: Counter[str] = Counter()
         self._names: set[str] = set()
 
+    def __reduce__(self) -> tuple[type[Counts], tuple[()]]:
+        return Counts, ()  # a copy counts for itself
+
     def add(self, **values: float) -> None:
         """Add to sums by name."""
         with self._lock:
