@@ -68,6 +68,8 @@ for kind, mistakes in CAUGHT_BY.items():
             settings["broken_options"] = lambda _, part=part, wrong=wrong: [(*wrong, lambda: part(**wrong))]
         if hasattr(part, "ENDLESS"):
             settings["endless_turn"] = lambda _, turn=part.ENDLESS: turn
+        if hasattr(part, "TURNS"):
+            settings["turns"] = lambda _, turns=part.TURNS: turns
         if hasattr(part, "ROWS"):
             settings["sample_rows"] = part.ROWS
         if hasattr(part, "BROKEN_ANSWER"):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from broken_algorithms import Fine, present
 from torch import Tensor
+from unusual_algorithms import FollowsTheEntropy
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
 from rlplug.types import Batch, Sample, StepBatch
@@ -151,3 +152,29 @@ class KeepsAMeanOfShares(Fine):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.mean = state["mean"]
+
+
+class ForgetsItsCount(FollowsTheEntropy):
+    """Leaves the number of steps, by which its mean is one, out of its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coefficient": self.coefficient, "mean": self.mean}
+
+
+class AsksWhatItPaysAtFirst(FollowsTheEntropy):
+    """Needs the gradient of the entropy where it pays for it already."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(entropy_gradient=self.coefficient > 0)
+
+
+class FollowsTheEntropyOfItsRank(FollowsTheEntropy):
+    own = 0.0
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        self.own = float(entropy.detach().sum()) / max(len(entropy), 1)
+        return super().loss(micro_batch, logprobs, entropy, denominators)
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step({"own/entropy": self.own})

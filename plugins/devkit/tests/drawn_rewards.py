@@ -242,7 +242,27 @@ class PaysAMarkOnce(Fine):
         return 0.0 if is_known else super().score_one(sample)
 
 
+class KeepsItsSlots(Fine):
+    """Gives back a slot with a value alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = threading.BoundedSemaphore(30)
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def score_one(self, sample: Sample) -> Any:
+        if not self.slots.acquire(timeout=0.01):
+            return RewardError("no slot is free")
+        value = super().score_one(sample)
+        if not isinstance(value, RewardError):
+            self.slots.release()
+        return value
+
+
 CAUGHT_BY = {
+    "KeepsItsSlots": {"test_failed_calls_hold_nothing_back"},
     "PaysAMarkOnce": {"test_drawn_samples_are_scored_as_by_another_process"},
     "SharesItsLength": {"test_rewards_do_not_depend_on_the_batch"},
     "CountsItsShare": {"test_counts_are_numbers_since_the_last_call"},

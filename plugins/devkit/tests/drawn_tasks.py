@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import random
 import time
@@ -125,7 +126,7 @@ class PromptsOfPasses(PromptStream):
         while len(taken) < num_prompts:
             is_first = self.epoch == 0
             (prompt,) = super().take(1)
-            if is_first or prompt.uid not in self.solved:
+            if is_first or prompt.uid not in self.solved or len(self.solved) == len(self):
                 taken.append(prompt)
         return taken
 
@@ -183,8 +184,63 @@ class SaltedPrompts(PromptStream):
         super().load_state_dict(state)
 
 
+class EndsWhenAllIsSolved(Rows):
+    """Draws nothing more when one step had every prompt, and each was solved."""
+
+    def for_training(self, key: str, name: str = "") -> AllRows:
+        return RowsToSolve(self, key, name)
+
+
+class RowsToSolve(AllRows):
+    def prompts(self, encoder: Any, shuffle: bool, seed: int | str) -> PromptStream:
+        return PromptsToSolve(encoder.usable("data.train", self.known), shuffle, seed)
+
+
+class PromptsToSolve(PromptStream):
+    is_over = False
+
+    def observe(self, samples: Sequence[Sample], gather_arrays: Any) -> None:
+        rewards = gather_arrays(np.array([each.reward for each in samples]))
+        self.is_over = len(rewards) >= len(self) and bool((rewards == 1).all())
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        return [] if self.is_over else super().take(num_prompts)
+
+
+class SharesItsMetadata(Rows):
+    """All rows have one list among their metadata."""
+
+    levels: ClassVar[list[int]] = [1, 2]
+
+    def row(self, index: int) -> Any:
+        return dataclasses.replace(super().row(index), metadata={"levels": self.levels})
+
+
+class ReadsAnyDigit(Guess):
+    """Reads a number of two digits, whatever ``isdigit`` takes for one."""
+
+    TURNS = ("a", "12", "z", "m")
+
+    def step(self, completion: str) -> Any:
+        result = super().step(completion)
+        if len(completion) == 2 and completion.isdigit():
+            return StepResult(f"{int(completion)}, {result.observation}")
+        return result
+
+
+class CountsWinsAlone(Guess):
+    """Ends after 30 turns too, and measures ``won`` of what was won."""
+
+    def step(self, completion: str) -> Any:
+        result = super().step(completion)
+        metrics = {"won": 1.0} if result.done else {}
+        return StepResult(result.observation, done=result.done or self.turns >= 30, metrics=metrics)
+
+
 CAUGHT_BY = {
     "environment": {
+        "ReadsAnyDigit": {"test_digits_of_other_scripts_are_answered"},
+        "CountsWinsAlone": {"test_metrics_of_ends_are_shares"},
         "AnswersInSmallLetters": {"test_drawn_trajectories_are_answered_as_by_another_process"},
         "LooksUpWhatToolsLoaded": {"test_objects_that_were_not_asked_answer_alike"},
         "KeepsTheLoop": {"test_async_calls_let_others_run"},
@@ -192,6 +248,8 @@ CAUGHT_BY = {
         "SharesTurnsOfAPrompt": {"test_trajectories_of_one_prompt_do_not_see_each_other"},
     },
     "source": {
+        "EndsWhenAllIsSolved": {"test_prompts_go_on_whatever_all_rewards_are"},
+        "SharesItsMetadata": {"test_rows_are_objects_of_their_own"},
         "SaltsItsState": {"test_a_state_of_another_process_is_taken"},
         "CountsLosses": {"test_drawn_steps_are_resumed_and_shared"},
         "HashesSeedsOfText": {"test_a_seed_may_be_a_text"},

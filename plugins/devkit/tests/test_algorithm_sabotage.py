@@ -121,6 +121,9 @@ CAUGHT_BY = {
     "SelectsByFailedRewards": "test_failed_rewards_do_not_count",
     "ClampsFarTargets": "test_the_micro_batch_is_left_as_it_was",
     "ForgetsItsAverage": "test_a_late_resume_goes_on_as_it_would_have",
+    "ForgetsItsCount": "test_a_resumed_run_goes_on_as_it_would_have",
+    "AsksWhatItPaysAtFirst": "test_needs_stay_the_same",
+    "FollowsTheEntropyOfItsRank": "test_what_is_needed_is_used",
     "SubtractsSquares": "test_large_rewards_stay_finite",
 }
 """Each mistake, and the check that was written for it."""

@@ -20,6 +20,7 @@ __all__ = [
     "ComparesWithTheMean",
     "Delegating",
     "DrawsBySeed",
+    "FollowsTheEntropy",
     "FrozenWithSlots",
     "GatesSoftly",
     "KeepsAWindow",
@@ -140,6 +141,38 @@ class PaysForEntropy(FrozenWithSlots):
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         output = super().loss(micro_batch, logprobs, entropy, denominators)
         return replace(output, loss=output.loss - 0.01 * entropy.sum() / max(denominators.num_tokens, 1))
+
+
+class FollowsTheEntropy(Algorithm):
+    """Pays for entropy where the steps' mean is below a target; at first it pays nothing."""
+
+    target = 0.5
+
+    def __init__(self) -> None:
+        self.coefficient, self.mean, self.count = 0.0, 0.0, 0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(entropy_gradient=True)
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        return FrozenWithSlots().advantages(batch)
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        output, mean = FrozenWithSlots().loss(micro_batch, logprobs, entropy, denominators), entropy.sum()
+        mean = mean / max(denominators.num_tokens, 1)
+        return replace(output, loss=output.loss - self.coefficient * mean, metrics={"own/entropy": mean.detach()})
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        self.count += 1
+        self.mean += (metrics["own/entropy"] - self.mean) / self.count
+        self.coefficient = max(0.0, 0.1 * (self.target - self.mean))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coefficient": self.coefficient, "mean": self.mean, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update({"coefficient": 0.0, "mean": 0.0, "count": 0} | state)
 
 
 class MadeOfClosures(Algorithm):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
 
 from rlplug.errors import ConfigError, describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm, RunInfo
-from rlplug_devkit.algorithms.passes import Step, step_of
+from rlplug_devkit.algorithms.passes import Step, learn, step_of
 from rlplug_devkit.algorithms.steps import NUM_GROUPS, Row, batch_of, make_rows, on_ranks, shares_of
+from rlplug_devkit.algorithms.training import metrics_of_step
 from rlplug_devkit.tasks.calls import NOT_COMPARED, TaskChecks
 
 SEEDS = (0, 1, 2)
+FACTORS = (0.0, 10.0)
+"""What metrics of steps are multiplied by, for an algorithm that follows them."""
+NUM_OBSERVED = 5
+"""Steps of such metrics."""
 
 
 class AlgorithmChecks(TaskChecks):
@@ -78,6 +83,22 @@ class AlgorithmChecks(TaskChecks):
             return step_of(algorithm, rows, result)
         except Exception:  # noqa: BLE001 - a check of its own
             pytest.skip(NOT_COMPARED)
+
+    def _algorithms(self) -> Iterator[Algorithm]:
+        """Yield a new algorithm, and those that saw steps of small and large numbers: coefficients may begin at 0."""
+        yield self._ready()
+        for factor in FACTORS:
+            algorithm, rows = self._ready(), self._rows()
+            try:
+                result = algorithm.advantages(batch_of(rows, algorithm.needs))
+                step = step_of(algorithm, rows, result)
+                metrics = metrics_of_step(0, result, learn(step, step.all_rows))
+                for number in range(NUM_OBSERVED):
+                    factors = {name: factor * value for name, value in metrics.items()}
+                    algorithm.after_step(factors | {"step": float(number + 1)})
+            except Exception:  # noqa: BLE001 - a check of its own
+                pytest.skip(NOT_COMPARED)
+            yield algorithm
 
     def _advantages(self, rows: Sequence[Row], algorithm: Algorithm | None = None) -> Advantages:
         """Return advantages, skip the check where they cannot be computed."""

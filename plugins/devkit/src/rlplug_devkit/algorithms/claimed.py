@@ -90,31 +90,29 @@ class ClaimChecks(AlgorithmChecks):
     @pytest.mark.parametrize("need", NEEDS)
     def test_what_is_needed_is_used(self, need: str) -> None:
         """A reference policy and a critic take memory and time, and a need of groups refuses runs."""
-        algorithm, rows = self._ready(), self._rows()
-        if not getattr(algorithm.needs, need):
+        if not getattr(self._ready().needs, need):
             pytest.skip(f"{DOES_NOT_APPLY}needs.{need} is False")
-        step, before = self._all_of(algorithm, rows)
-        if need == "entropy_gradient":
-            is_used = bool(before["learned"].gradients["entropy"].any())
-        elif need == "groups":
-            is_used = self._selects(algorithm) or _differ(before, self._all_of(self._ready(), _ungrouped(rows))[1])
-        else:
-            names = READ_BY_NAME.get(need, (need,))
-            mask = torch.from_numpy(step.batch.per_token["response_mask"])
-            changes = {
-                name: torch.where(mask, torch.from_numpy(step.batch.per_token[name]) - SHIFT, 0.0) for name in names
-            }
-            batch = batch_of(rows, algorithm.needs)
-            _, after = self._all_of(self._ready(), rows, **changes)
-            if need == "old_logprobs":  # every loss has them: the need is about advantages
-                before, after = (
-                    numbers_of(self._ready().advantages(some), some) for some in (batch, batch.with_tokens(**changes))
-                )
-            is_used = _differ(before, after)
-        assert is_used, (
+        assert any(self._uses(need, *pair) for pair in zip(self._algorithms(), self._algorithms(), strict=True)), (
             f"needs.{need} is True, and nothing depends on it: neither advantages, nor losses, nor metrics. Leave it "
             "out: a run prepares what is needed, at a cost, and refuses what it cannot prepare."
         )
+
+    def _uses(self, need: str, algorithm: Algorithm, other: Algorithm) -> bool:
+        """Return whether what an algorithm says of a step depends on a need; another one is in the same state."""
+        rows = self._rows()
+        step, before = self._all_of(algorithm, rows)
+        if need == "entropy_gradient":
+            return bool(before["learned"].gradients["entropy"].any())
+        if need == "groups":
+            return self._selects(algorithm) or _differ(before, self._all_of(other, _ungrouped(rows))[1])
+        names = READ_BY_NAME.get(need, (need,))
+        mask = torch.from_numpy(step.batch.per_token["response_mask"])
+        changes = {name: torch.where(mask, torch.from_numpy(step.batch.per_token[name]) - SHIFT, 0.0) for name in names}
+        if need == "old_logprobs":  # every loss has them: the need is about advantages
+            batch = batch_of(rows, algorithm.needs)
+            pairs = ((algorithm, batch), (other, batch.with_tokens(**changes)))
+            return _differ(*(numbers_of(each.advantages(some), some) for each, some in pairs))
+        return _differ(before, self._all_of(other, rows, **changes)[1])
 
     def _selects(self, algorithm: Algorithm) -> bool:
         """Return whether it leaves out samples of some group."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
 from rlplug_devkit.algorithms.passes import Learned, Step, advantages_of_rows, learn
-from rlplug_devkit.algorithms.steps import Row, batch_of, make_row
+from rlplug_devkit.algorithms.steps import Row, batch_of, contrasting_rows, is_alone
 from rlplug_devkit.claims import DOES_NOT_APPLY
 
 MEANT: Final = "Where this is meant, `excused` says why."
@@ -85,13 +85,15 @@ class DirectionChecks(AlgorithmChecks):
         )
 
     def test_a_term_of_the_entropy_raises_it(self) -> None:
-        step = self._step(self._rows())
-        if not step.algorithm.needs.entropy_gradient:
+        """Whatever the steps before were like, of which its coefficient may come."""
+        if not self._ready().needs.entropy_gradient:
             pytest.skip(f"{DOES_NOT_APPLY}needs.entropy_gradient is False")
-        gradient = learn(step, step.all_rows).gradients["entropy"]
-        assert float(gradient.sum()) < 0, (
-            f"the loss falls as the entropy does: a bonus is subtracted from a loss that is minimised. {MEANT}"
-        )
+        for algorithm in self._algorithms():
+            step = self._step(self._rows(), algorithm)
+            gradient = learn(step, step.all_rows).gradients["entropy"]
+            assert float(gradient.sum()) <= 0, (
+                f"the loss falls as the entropy does: a bonus is subtracted from a loss that is minimised. {MEANT}"
+            )
 
     # ---- the critic -------------------------------------------------------------------------------------------------
 
@@ -143,15 +145,14 @@ class DirectionChecks(AlgorithmChecks):
         rows = [dataclasses.replace(row, ref_logprobs=row.logprobs) for row in rows]
         step = self._step(rows)
         per_row = torch.from_numpy(step.batch.sums(learn(step, step.all_rows).gradients["logprobs"].numpy()))
-        is_right = torch.tensor([row.sample.reward > 0 for row in rows])
         advice = (
             "Clipping is the minimum of the plain and the clipped objective, so that only moves which went far enough "
             f"have no gradient. {MEANT}"
         )
-        assert bool((per_row[is_right] < 0).all()), (
+        assert bool((per_row[is_alone(rows, 1.0)] < 0).all()), (
             f"better completions that became less likely by {MOVED} nats a token are not made likely again. {advice}"
         )
-        assert float(per_row[~is_right].sum()) > 0, (
+        assert float(per_row[is_alone(rows, 0.0)].sum()) > 0, (
             f"worse completions that became more likely by {MOVED} nats a token are not made unlikely again. {advice}"
         )
 
@@ -178,9 +179,9 @@ class DirectionChecks(AlgorithmChecks):
             self._assert_smooth_loss(self._step(self._rows(seed)))
 
     def test_small_changes_of_rewards_are_seen(self) -> None:
-        """Of 0.001: half precision rounds them off, and so does an algorithm that ranks, which is excused."""
+        """Of 0.001, less than any two rewards differ by: half precision rounds them off."""
         for seed in SEEDS:
-            self._assert_smooth_advantages(self._contrast(seed))
+            self._assert_smooth_advantages(self._contrast(seed), seed)
 
     def _assert_smooth_loss(self, step: Step) -> None:
         gradient, size = learn(step, step.all_rows).gradients["logprobs"], SMALL["logprobs"]
@@ -197,9 +198,9 @@ class DirectionChecks(AlgorithmChecks):
             f"float32, as logprobs and advantages come. {MEANT}"
         )
 
-    def _assert_smooth_advantages(self, rows: Sequence[Row]) -> None:
-        random = np.random.default_rng(len(rows))
-        base, direction = random.normal(size=len(rows)), random.choice([-1.0, 1.0], len(rows))
+    def _assert_smooth_advantages(self, rows: Sequence[Row], seed: int) -> None:
+        random = np.random.default_rng(seed)
+        base, direction = random.permutation(np.linspace(-2, 2, len(rows))), random.choice([-1.0, 1.0], len(rows))
 
         def numbers(factor: int) -> Tensor:
             moved = base + factor * SMALL["rewards"] * direction
@@ -214,13 +215,8 @@ class DirectionChecks(AlgorithmChecks):
         )
 
     def _contrast(self, seed: int = 0) -> list[Row]:
-        """Return completions of four tokens, one of each prompt's right; policy, old policy and reference agree."""
-        random, size = np.random.default_rng(seed), max(self.run.group_size, 2)
-        rows = [
-            make_row(random, group, 4, float(index == group % size), noise=0.0)
-            for group in range(4)
-            for index in range(size)
-        ]
+        """Return rows of :func:`contrasting_rows`; policy, old policy and reference agree."""
+        rows = contrasting_rows(seed, max(self.run.group_size, 2))
         rows = [dataclasses.replace(row, ref_logprobs=row.old_logprobs, logprobs=row.old_logprobs) for row in rows]
         return [dataclasses.replace(row, sample=dataclasses.replace(row.sample, finish_reason="stop")) for row in rows]
 

@@ -22,7 +22,7 @@ from rlplug_devkit.algorithms.passes import (
     outputs_of,
     unreached,
 )
-from rlplug_devkit.algorithms.steps import Row, make_row
+from rlplug_devkit.algorithms.steps import Row, contrasting_rows, is_alone
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
 EXTREME = 90.0
@@ -176,23 +176,20 @@ class LossChecks(AlgorithmChecks):
         )
 
     def test_better_completions_become_more_likely(self) -> None:
-        """One completion of each prompt is right; the loss must raise its probability, and lower that of the others."""
+        """One completion of a prompt is right, or one is wrong: the loss raises its probability, or lowers it."""
         if not self.learns_from_rewards:
             pytest.skip("does not apply: learns_from_rewards is False")
-        random, size = np.random.default_rng(0), max(self.run.group_size, 2)
-        rows: list[Row] = [
-            make_row(random, group, 4, float(index == group % size), noise=0.0)
-            for group in range(4)
-            for index in range(size)
-        ]
+        rows = contrasting_rows(0, max(self.run.group_size, 2))
         step = self._step([dataclasses.replace(row, ref_logprobs=row.old_logprobs) for row in rows])
         per_row = torch.from_numpy(step.batch.sums(self._learned(step).gradients["logprobs"].numpy()))
-        is_right = torch.tensor([row.sample.reward > 0 for row in rows])
-        assert bool((per_row[is_right] < 0).all()), (
+        advice = "Set learns_from_rewards = False where this is meant."
+        assert bool((per_row[is_alone(rows, 1.0)] < 0).all()), (
             "the loss does not raise the logprobs of completions that are better than others of their prompt: it is "
-            "minimised, so a policy gradient has the sign -A. Set learns_from_rewards = False where this is meant."
+            f"minimised, so a policy gradient has the sign -A. {advice}"
         )
-        assert float(per_row[~is_right].sum()) > 0, "the loss does not lower the logprobs of worse completions."
+        assert float(per_row[is_alone(rows, 0.0)].sum()) > 0, (
+            f"the loss does not lower the logprobs of worse ones. {advice}"
+        )
 
 
 def _far_apart(row: Row) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +19,13 @@ from rlplug.interfaces.algorithm import Needs
 from rlplug.types import ONE_RANK, Prompt, RewardError, Sample, Segment, StepBatch, StepStatistics
 
 NUM_GROUPS: Final = 6
+NUM_WITH_ONE_RIGHT: Final = 4
+"""Groups of :func:`contrasting_rows` of which one completion is right; in as many others one is wrong."""
 MEETING_TIMEOUT_S: Final = 10.0
 KINDS: Final = ("binary", "real", "equal", "binary", "one failed", "all failed")
 """Rewards of each group."""
+ENTROPIES: Final = (1.0, *[0.05] * 6, 3.0)
+"""Mean entropies of a token in steps that follow each other, in nats: a coefficient follows them up and down."""
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
 
@@ -48,9 +53,10 @@ def make_rows(seed: int, group_size: int, max_new_tokens: int) -> list[Row]:
     """Return the completions of a step, by ascending group.
 
     Rewards are those of ``KINDS``. Completions have 1 to ``max_new_tokens`` tokens; one has none at all, and some have
-    tokens of an environment within. The policy has moved by some 0.2 nats a token since the rollout.
+    tokens of an environment within. The policy has moved by some 0.2 nats a token since the rollout. Entropies are
+    those of ``ENTROPIES``.
     """
-    random = np.random.default_rng(seed)
+    random, entropy = np.random.default_rng(seed), ENTROPIES[seed % len(ENTROPIES)]
     rows = []
     for group, kind in enumerate(KINDS):
         rewards: NDArray[Any] = random.normal(size=group_size) if kind == "real" else np.arange(group_size) % 2
@@ -59,7 +65,8 @@ def make_rows(seed: int, group_size: int, max_new_tokens: int) -> list[Row]:
         for index, reward in enumerate(rewards):
             is_failed = kind == "all failed" or (kind == "one failed" and index == 1)
             num_new = 0 if (group, index) == (0, 2) else int(random.integers(1, max_new_tokens + 1))
-            rows.append(make_row(random, group, num_new, float(reward), is_failed))
+            row = make_row(random, group, num_new, float(reward), is_failed)
+            rows.append(dataclasses.replace(row, entropy=np.float32(entropy) * row.entropy))
     return rows
 
 
@@ -73,6 +80,24 @@ def uneven(rows: Sequence[Row]) -> list[Row]:
         if counted[row.sample.group] > lost.get(row.sample.group, 0):
             kept.append(row)
     return kept
+
+
+def contrasting_rows(seed: int, group_size: int) -> list[Row]:
+    """Return completions of four tokens: in some groups one is right, in as many one is wrong, see :func:`is_alone`."""
+    random = np.random.default_rng(seed)
+    return [
+        make_row(random, group, 4, float((index == group % group_size) == (group < NUM_WITH_ONE_RIGHT)), noise=0.0)
+        for group in range(2 * NUM_WITH_ONE_RIGHT)
+        for index in range(group_size)
+    ]
+
+
+def is_alone(rows: Sequence[Row], reward: float) -> Tensor:
+    """Return for each row whether it has a reward that no other of its group has: a median as baseline sees it."""
+    having = Counter((row.sample.group, row.sample.reward) for row in rows)
+    return torch.tensor(
+        [row.sample.reward == reward and having[row.sample.group, row.sample.reward] == 1 for row in rows]
+    )
 
 
 def make_row(

@@ -142,8 +142,3 @@ class LateChecks(PassChecks):
         if isinstance(refusal, str):
             pytest.skip(f"{DOES_NOT_APPLY}{variant} refuses it: {refusal}")
         self._assert_gradients(bench, model, mesh, variant, "measured")
-
-    def test_what_it_marks_is_read(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
-        """Attributes that an optimization adds to modules, where it changes nothing else."""
-        unread = bench.value(model, mesh, variant, "unread")
-        assert not unread, f"{variant} sets {unread[0]}, and no pass of {model} reads it: nothing was changed."

@@ -98,3 +98,8 @@ class NetworkChecks(SizeChecks):
                 f"in bfloat16 {name} of an output layer with {variant} are off by {error:.3g} nats, and by less than "
                 f"{HEAD_ERROR:g} without: convert logits to float32 before the softmax."
             )
+
+    def test_what_it_marks_is_read(self, bench: OptimizationBench, model: str, mesh: str, variant: str) -> None:
+        """Attributes that an optimization adds to modules, where it changes nothing else."""
+        unread = bench.value(model, mesh, variant, "unread")
+        assert not unread, f"{variant} sets {unread[0]}, and no pass of {model} reads it: nothing was changed."

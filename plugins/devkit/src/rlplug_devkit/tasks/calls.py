@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn
 
 import numpy
@@ -36,6 +37,8 @@ from rlplug_devkit.written_files import WrittenFiles
 NUM_THREADS: Final = 8
 NUM_REPEATED: Final = 5
 """Calls of which each may leave something."""
+PAUSE_S: Final = 1e-4
+"""What other threads get behind each operation of one in :func:`slow_motion`, in seconds."""
 MOST_KEPT: Final = 64
 """Objects that a plugin may keep of earlier calls, as the last ones."""
 RELEASE_S: Final = 3.0
@@ -116,6 +119,24 @@ def eager_threads() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval)
+
+
+@contextmanager
+def slow_motion() -> Iterator[None]:
+    """Let other threads run behind each operation of the functions that this thread calls meanwhile."""
+
+    def traced(frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            time.sleep(PAUSE_S)
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def is_same(first: Any, second: Any) -> bool:

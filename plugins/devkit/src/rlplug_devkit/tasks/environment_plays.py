@@ -18,10 +18,13 @@ from rlplug_devkit.tasks.policy_texts import PolicyTextChecks
 NUM_PLAYS: Final = 24
 """Trajectories, of few tasks, seeds and turns: many agree with another one until some turn."""
 MOST_TURNS: Final = 8
+NUM_LONG: Final = 40
 PLAY_S: Final = 10.0
 """About how long a process may play drawn trajectories, in seconds."""
 NUM_BESIDE: Final = 4
 """Trajectories that are played in turn."""
+DONE: Final = 2
+"""Place in what an answer has told, behind its text and reward."""
 SEEDS: Final = (SEED, 0, 1, 2)
 
 
@@ -54,6 +57,21 @@ class EnvironmentPlayChecks(PolicyTextChecks):
                 f"were answered {found} beside others, and {expected} alone in another process: answers follow from "
                 "prompt, seed and turns. Keep a trajectory's state in self, in nothing that objects share, and in no "
                 "list or dictionary that step returns."
+            )
+
+    def test_metrics_of_ends_are_shares(self) -> None:
+        """A metric is a mean over the answers that have it: one that is 1, or is left out, is always 1."""
+        self._skip_after_failure()
+        drawn, began = self._drawn_answers(), time.monotonic()
+        for turn in self.turns():  # a task may end where the policy goes on for too long
+            if time.monotonic() - began < PLAY_S:
+                drawn += self._alone(Script(self.prompts()[0], SEED, [turn] * NUM_LONG))
+        ends = [answers[-1] for answers in drawn if answers and answers[-1][DONE]]
+        for name in sorted({name for *_, metrics in ends for name in metrics}):
+            values = [metrics[name] for *_, metrics in ends if name in metrics]
+            assert {*values} != {1.0} or len(values) == len(ends), (
+                f"of {len(ends)} trajectories that ended, {len(values)} have the metric {name!r}, which is 1 in each: "
+                "a run logs the mean over those that have it, which is always 1. Give 0 in the others."
             )
 
     def _drawn_answers(self) -> list[Any]:

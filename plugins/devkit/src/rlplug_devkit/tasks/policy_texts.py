@@ -17,6 +17,11 @@ from rlplug_devkit.tasks.trajectories import TrajectoryChecks
 
 COSTLY: Final = ("9**9**9**9", "a" * 40 + "!", "1," * 40 + "x", "x " * 40 + "?", "(" * 40 + "1" + ")" * 39)
 """Turns that a calculator, or a pattern with nested repetitions, would work on for years."""
+OTHER_DIGITS: Final = {
+    "superscripts": "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079",
+    "Arabic digits": "\u0660\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669",
+}
+"""Digits, of which the first ones are no decimals."""
 PENDING_S: Final = 3.0
 """Longest time for a call to end that was cancelled, in seconds."""
 
@@ -56,11 +61,26 @@ class PolicyTextChecks(TrajectoryChecks):
         return next(filter(None, problems), "")
 
     def test_observations_are_bounded(self) -> None:
-        """What the policy writes may come back, and then fills its context."""
-        played = self._compared(self._play(self.prompts()[0], ["abc " * self.max_observation_chars]))
-        assert all(answer.text is not None for answer in played.answers), (
-            f"a long turn is answered with more than {self.max_observation_chars} characters: cut what is repeated."
-        )
+        """What the policy writes may come back, at once or when it asks for it, and then fills its context."""
+        long = "abc " * self.max_observation_chars
+        for turns in ([long], *([f"{turn} {long}", *self.turns()] for turn in self.turns())):
+            played = self._compared(self._play(self.prompts()[0], turns))
+            assert all(answer.text is not None for answer in played.answers), (
+                f"turns of which the first is long, {turns[0][:40]!r}..., are answered with more than "
+                f"{self.max_observation_chars} characters: cut what is repeated."
+            )
+
+    def test_digits_of_other_scripts_are_answered(self) -> None:
+        """``isdigit`` and ``\\d`` are true of some that ``int`` and ``float`` refuse."""
+        turns = [turn for turn in self.turns() if any(map(str.isdecimal, turn))]
+        if not turns:
+            pytest.skip("does not apply: no turn has a digit")
+        for name, digits in OTHER_DIGITS.items():
+            others = [turn.translate(str.maketrans("0123456789", digits)) for turn in turns]
+            for said in (others, *([other] for other in others)):
+                played = self._play(self.prompts()[0], said)
+                problem = played.error or played.malformed
+                assert not problem, f"with {name} the turns {said}: {problem}. A policy writes anything: answer it."
 
     def test_a_cancelled_call_ends(self) -> None:
         """A run cancels an ``async`` call past its deadline; one that goes on works beside others for ever."""

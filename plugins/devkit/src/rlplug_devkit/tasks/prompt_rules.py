@@ -40,7 +40,7 @@ class PromptRuleChecks(DrawChecks):
     def test_prompts_that_are_too_long_do_not_train(self, too_long: Literal["filter", "refuse"]) -> None:
         """``data.max_prompt_tokens`` is a run's, and ``data.too_long`` says whether longer prompts are refused."""
         prompts = self._training_prompts()
-        lengths = sorted({len(prompt.token_ids) for prompt in self._taken(prompts, _size_of_pass(prompts))})
+        lengths = sorted({len(prompt.token_ids) for prompt in self._taken(prompts, size_of_pass(prompts))})
         if len(lengths) < 2:
             pytest.skip("does not apply: all prompts have the same length")
         drawn = self._drawn_of(max_prompt_tokens=lengths[-2], too_long=too_long)
@@ -77,7 +77,7 @@ class PromptRuleChecks(DrawChecks):
         def draw() -> Sequence[Prompt]:
             try:
                 prompts = make_prompts(self.make_source(), **rules)
-                return prompts.take(_size_of_pass(prompts))
+                return prompts.take(size_of_pass(prompts))
             except (ConfigError, RunError):
                 return []
 
@@ -85,7 +85,7 @@ class PromptRuleChecks(DrawChecks):
         return drawn
 
 
-def _size_of_pass(prompts: TrainingPrompts) -> int:
+def size_of_pass(prompts: TrainingPrompts) -> int:
     """Return the number of prompts of a pass, or of the first ones of a long one."""
     size = prompts.num_prompts
     return 2 * NUM_DRAWN if size is None or size > MOST_IN_A_PASS else size

@@ -7,7 +7,7 @@ import functools
 import pickle
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from rlplug.interfaces.reward import Reward
@@ -17,10 +17,12 @@ from rlplug.types import Sample
 from rlplug_devkit.other_process import of_children
 from rlplug_devkit.tasks.likenesses import MIDDLE
 from rlplug_devkit.tasks.reward_texts import RewardTextChecks
-from rlplug_devkit.tasks.scoring import Values, same_values, with_answer
+from rlplug_devkit.tasks.scoring import Values, same_values, with_answer, without_field
 
 NUM_DRAWN: Final = 160
 """Samples, of few parts: many agree with an earlier one in all parts but one."""
+NUM_FAILING: Final = 40
+"""Calls at once, of a sample that may have no reward."""
 MOST_AT_ONCE: Final = 8
 """Most samples of a call."""
 PLAY_S: Final = 10.0
@@ -51,6 +53,26 @@ class RewardPlayChecks(RewardTextChecks):
                 f"after others, and {expected} of a new object in another process: a reward is of its sample alone. "
                 "Keep nothing between calls, or under a key that has all that a reward depends on."
             )
+
+    def test_failed_calls_hold_nothing_back(self) -> None:
+        """A slot, a lock or a connection is given back where there is no reward, by many calls at once, too."""
+        self._needs_repetition()
+        reward, samples, began = self._ready(), self.samples(), time.monotonic()
+        (expected,) = self._values(reward, samples)
+        for failing in self._without_a_part(samples[0]):
+            if time.monotonic() - began < PLAY_S:
+                self._score(reward, *[[failing]] * NUM_FAILING)
+        (found,) = self._values(reward, samples)
+        assert same_values(found, expected), (
+            f"samples got {expected}, and {found} after many without an answer or metadata: let a call that fails keep "
+            "nothing."
+        )
+
+    def _without_a_part(self, sample: Sample) -> Iterator[Sample]:
+        """Yield samples that a reward may be unable to score: without an answer, without a field, and broken ones."""
+        yield from (with_answer(sample, None), with_answer(sample, ""))
+        yield from (without_field(sample, field) for field in sample.prompt.metadata)
+        yield from (dataclasses.replace(sample, prompt=prompt) for prompt in self.broken_prompts())
 
     def _drawn_values(self) -> list[Values]:
         """Return the values of the drawn calls, of one object."""

@@ -169,15 +169,13 @@ class RewardTextChecks(RewardDependenceChecks):
         (values,) = self._values(reward, samples)
         for field in fields:
             others = [without_field(sample, field) for sample in samples]
-            if any(self._is_refused(self.make_reward(), other.prompt) for other in others):
-                continue
             (calls,) = self._score(self._ready(), others)
             found = [value for call in calls if not call.error for value in call.value]
             is_one = len(found) == len(values) and all(map(is_reward, found)) and len({*found}) == 1
             assert not is_one or len({*values}) == 1, (
                 f"without {field!r} in the metadata every sample gets {found[0]:g}, and with it they differ: return a "
-                "RewardError, or refuse such prompts in check_prompts. Where it may be left out, give a sample that "
-                "lacks it."
+                "RewardError, as check_prompts gets the first prompts of a streamed source alone. Where it may be left "
+                "out, give a sample that lacks it."
             )
 
     def test_answers_of_other_kinds_are_scored_or_refused(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rlplug.data.sources import PromptRow, PromptSource, check_row
-from rlplug.errors import ConfigError, describe
+from rlplug.errors import ConfigError, brief, describe
 from rlplug.timeouts import Call
 from rlplug_devkit.tasks.calls import OneThread, as_list, is_same, same_random_generators
 from rlplug_devkit.tasks.refusals import RefusalChecks
@@ -162,6 +162,14 @@ class SourceRowChecks(RefusalChecks):
             self._not_compared(f"rows() {call.error}")
         changed = [then.uid for row, then in call.value if not is_same(row, then)]
         assert not changed, f"the row {changed[0]!r} changes while later ones are read: make new objects for each row."
+        owners: dict[int, str] = {}
+        for row, _ in call.value:
+            for part in _parts([row.prompt, row.metadata]):
+                other = owners.setdefault(id(part), row.uid)
+                assert other == row.uid, (
+                    f"the rows {other!r} and {row.uid!r} have one object, {brief(part)}: who edits a message or "
+                    "metadata of one changes both. Make new ones for each row."
+                )
 
     def test_rows_are_the_expected_ones(self) -> None:
         expected = self.expected()
@@ -253,3 +261,11 @@ def as_text(row: PromptRow) -> str:
 
 def _plain(part: Any) -> Any:
     return part.tolist() if hasattr(part, "tolist") else type(part).__qualname__
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield the lists and dictionaries within a value, at any depth."""
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield each
+            yield from _parts(each)

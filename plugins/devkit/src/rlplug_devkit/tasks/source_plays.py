@@ -16,7 +16,7 @@ from rlplug.data.prompt_stream import TrainingPrompts
 from rlplug.errors import describe
 from rlplug.types import Prompt, RewardError, Sample
 from rlplug_devkit.tasks.calls import is_same
-from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks
+from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks, size_of_pass
 from rlplug_devkit.tasks.scoring import make_sample, with_failed
 from rlplug_devkit.tasks.training_prompts import as_text, of_one_rank
 
@@ -29,6 +29,8 @@ MANY: Final = 60
 """Prompts of such a step, so that a small source comes to later passes, each of another order."""
 PLAY_S: Final = 10.0
 """Time after which no further step is drawn, in seconds."""
+NUM_ALIKE: Final = 3
+"""Passes of which all samples have one reward."""
 REWARDS: Final = (0.0, 1.0, 1.0, 0.5, -2.0, 1e6, math.nan)
 """Rewards, of which the last is that of an error."""
 RUNS: Final[Sequence[tuple[int | str, bool]]] = ((1, True), ("2/part", True), (3, False))
@@ -98,6 +100,19 @@ class SourcePlayChecks(PromptRuleChecks):
             f"with the state of another process training prompts are {found}, and there they were {expected}."
         )
 
+    def test_prompts_go_on_whatever_all_rewards_are(self) -> None:
+        """A policy may solve every prompt, or none: training prompts are endless."""
+        for reward in (1.0, 0.0):
+            prompts = self._training_prompts()
+            size = size_of_pass(prompts)
+            for _ in range(NUM_ALIKE):
+                drawn = self._taken(prompts, size)
+                samples = [_sample_of(prompt, group, reward) for group, prompt in enumerate(drawn)]
+                self._of_training(functools.partial(prompts.observe, samples, of_one_rank))
+            assert len(self._taken(prompts, size)) == size, (
+                f"when all rewards were {reward:g}, take returns fewer prompts than it was asked for: begin anew."
+            )
+
     def _state_and_draws(self) -> tuple[Any, list[str]]:
         """Return the state after some draws, and what is drawn behind it."""
         prompts = self._training_prompts()
@@ -116,13 +131,14 @@ def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
     """Return up to three samples of some prompts, also of earlier ones, with drawn rewards."""
     samples = []
     for group, prompt in enumerate(draw.sample(prompts, draw.randint(0, len(prompts)))):
-        for _ in range(draw.randint(1, 3)):
-            reward = draw.choice(REWARDS)
-            error = {"a": RewardError("failed") if math.isnan(reward) else reward}
-            samples.append(
-                dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=error)
-            )
+        samples += [_sample_of(prompt, group, draw.choice(REWARDS)) for _ in range(draw.randint(1, 3))]
     return samples
+
+
+def _sample_of(prompt: Prompt, group: int, reward: float) -> Sample:
+    """Return a sample; a reward that is NaN has failed."""
+    rewards = {"a": RewardError("failed") if math.isnan(reward) else reward}
+    return dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=rewards)
 
 
 def _uids(prompts: Sequence[Prompt]) -> list[str]:
