@@ -19,6 +19,7 @@ NUM_PLAYS: Final = 24
 """Trajectories, of few tasks, seeds and turns: many agree with another one until some turn."""
 MOST_TURNS: Final = 8
 NUM_LONG: Final = 40
+"""Turns of a trajectory that says one thing, until a task ends that has a limit of its own."""
 PLAY_S: Final = 10.0
 """About how long a process may play drawn trajectories, in seconds."""
 NUM_BESIDE: Final = 4

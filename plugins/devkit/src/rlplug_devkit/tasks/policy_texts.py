@@ -21,7 +21,7 @@ OTHER_DIGITS: Final = {
     "superscripts": "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079",
     "Arabic digits": "\u0660\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669",
 }
-"""Digits, of which the first ones are no decimals."""
+"""0 to 9 in other characters; superscripts are digits and no decimals."""
 PENDING_S: Final = 3.0
 """Longest time for a call to end that was cancelled, in seconds."""
 
