@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -65,11 +66,13 @@ class PromptsByHash(PromptStream):
 
 
 class CatchesWhatIsPrinted(Guess):
-    """What other trajectories print meanwhile is told too."""
+    """What others print meanwhile is told too; trajectories wait for each other, so that all is restored."""
+
+    lock: ClassVar[threading.Lock] = threading.Lock()
 
     def step(self, completion: str) -> Any:
         result, caught = super().step(completion), io.StringIO()
-        with contextlib.redirect_stdout(caught):
+        with self.lock, contextlib.redirect_stdout(caught):
             print(result.observation)
         return StepResult(caught.getvalue(), done=result.done)
 
