@@ -14,25 +14,27 @@ from rlplug.interfaces.optimization import Effect, Optimization
 
 WITH_PARTNER: Final = " with recomputed blocks"
 """What the name of a variant has behind it where partners are applied, too."""
-CALLED: Final = "blocks_whose_wrapper_was_called"
+CALLED: Final = "was_called_by_{}"
+"""Attribute of a block: whether a pass has called a partner's wrapper, whose class it names."""
 
 
 class WrappedBlocks(Optimization):
-    """Wraps the forward method of each block, and notes on the model which wrappers a pass called."""
+    """Wraps the forward method of each block, and notes on the block that a pass called the wrapper."""
 
     def __init__(self) -> None:
         self._num_blocks = 0
 
     def before_shard(self, model: nn.Module) -> None:
         blocks = transformer_blocks(model)
-        called = vars(model).setdefault(CALLED, {})[type(self).__name__] = [False for _ in blocks]
-        for number, block in enumerate(blocks):
-            block.forward = self.wrapped(block.forward, called, number)
+        for block in blocks:
+            setattr(block, CALLED.format(type(self).__name__), False)
+            block.forward = self.wrapped(block, block.forward)
         self._num_blocks = len(blocks)
 
-    def wrapped(self, forward: Callable[..., Any], called: list[bool], number: int) -> Callable[..., Any]:
+    # a wrapper has nothing but its block: compilers then use one graph for all
+    def wrapped(self, block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def through(*args: Any, **kwargs: Any) -> Any:
-            called[number] = True
+            block.was_called_by_WrappedBlocks = True  # type: ignore[assignment]
             return forward(*args, **kwargs)
 
         return through
@@ -44,9 +46,9 @@ class WrappedBlocks(Optimization):
 class RecomputedBlocks(WrappedBlocks):
     """Whole blocks are computed again in the backward pass."""
 
-    def wrapped(self, forward: Callable[..., Any], called: list[bool], number: int) -> Callable[..., Any]:
+    def wrapped(self, block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def recomputing(*args: Any, **kwargs: Any) -> Any:
-            called[number] = True
+            block.was_called_by_RecomputedBlocks = True  # type: ignore[assignment]
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -56,5 +58,8 @@ class RecomputedBlocks(WrappedBlocks):
 
 def blocks_not_called(model: nn.Module) -> dict[str, list[int]]:
     """Return the numbers of the blocks whose wrapper no pass of a model has called, by the partner's class name."""
-    notes: dict[str, list[bool]] = vars(model).get(CALLED, {})
-    return {name: [number for number, was in enumerate(called) if not was] for name, called in notes.items()}
+    blocks, partners = transformer_blocks(model), (WrappedBlocks.__name__, RecomputedBlocks.__name__)
+    return {
+        name: [number for number, block in enumerate(blocks) if not getattr(block, CALLED.format(name), True)]
+        for name in partners
+    }
