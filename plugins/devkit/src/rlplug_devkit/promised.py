@@ -160,6 +160,7 @@ OPTIMIZATION: Final[Mapping[str, Sequence[str]]] = {
         "adapters_learn_alike",
         "large_activations_equal_the_plain_path",
         "a_bias_of_the_output_layer_counts",
+        "an_output_layer_in_bfloat16_is_as_exact",
         "drawn_passes_equal_the_plain_path",
     ),
     "Edit the sharded model.": (

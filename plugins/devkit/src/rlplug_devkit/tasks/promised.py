@@ -66,6 +66,7 @@ REWARD: Final[Mapping[str, Sequence[str]]] = {
         "any_text_gets_a_number_or_an_error",
         "cut_samples_and_several_turns_are_scored",
         "what_cannot_be_reached_is_an_error",
+        "failed_calls_hold_nothing_back",
     ),
     "Calls run concurrently, in threads (or on an event loop when ``async``)": (
         "concurrent_calls_do_not_mix",
@@ -82,6 +83,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
         "the_task_decides_the_answers",
     ),
     "Reward of this turn, of size 1e15 at most": ("answers_are_well_formed",),
+    "the mean over the step's answers that have it.": ("metrics_of_ends_are_shares",),
     "Every trajectory has an object of its own, made with the ``init_args`` of the YAML file.": (
         "trajectories_do_not_see_each_other",
         "trajectories_of_one_prompt_do_not_see_each_other",
@@ -115,6 +117,7 @@ ENVIRONMENT: Final[Mapping[str, Sequence[str]]] = {
     "Return what a person should know of it; called on one object at start": ("tools_and_notes_are_readable",),
     "Text of the turn, without the end token but with all other special tokens.": (
         "any_text_is_answered",
+        "digits_of_other_scripts_are_answered",
         "turns_that_are_costly_to_read_are_answered",
         "observations_are_bounded",
         "many_turns_are_answered",
@@ -158,6 +161,7 @@ DATA_SOURCE: Final[Mapping[str, Sequence[str]]] = {
         "a_state_of_other_prompts_is_refused",
         "training_draws_are_the_expected_ones",
         "draws_of_any_size_go_on_at_their_place",
+        "prompts_go_on_whatever_all_rewards_are",
         "a_later_pass_goes_on_at_its_place",
         "drawn_steps_are_resumed_and_shared",
         "a_state_of_another_process_is_taken",
