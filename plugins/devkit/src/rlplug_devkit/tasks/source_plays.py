@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import random
@@ -14,11 +13,11 @@ import pytest
 
 from rlplug.data.prompt_stream import TrainingPrompts
 from rlplug.errors import describe
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import Prompt, Sample
 from rlplug_devkit.tasks.calls import is_same
 from rlplug_devkit.tasks.prompt_rules import PromptRuleChecks, size_of_pass
-from rlplug_devkit.tasks.scoring import make_sample, with_failed
-from rlplug_devkit.tasks.training_prompts import as_text, of_one_rank
+from rlplug_devkit.tasks.scoring import with_failed
+from rlplug_devkit.tasks.training_prompts import as_text, of_one_rank, sample_of
 
 NUM_STEPS: Final = 12
 MOST_DRAWN: Final = 9
@@ -107,7 +106,7 @@ class SourcePlayChecks(PromptRuleChecks):
             size = size_of_pass(prompts)
             for _ in range(NUM_ALIKE):
                 drawn = self._taken(prompts, size)
-                samples = [_sample_of(prompt, group, reward) for group, prompt in enumerate(drawn)]
+                samples = [sample_of(prompt, group, reward) for group, prompt in enumerate(drawn)]
                 self._of_training(functools.partial(prompts.observe, samples, of_one_rank))
             assert len(self._taken(prompts, size)) == size, (
                 f"when all rewards were {reward:g}, take returns fewer prompts than it was asked for: begin anew."
@@ -131,14 +130,8 @@ def _scored(draw: random.Random, prompts: Sequence[Prompt]) -> list[Sample]:
     """Return up to three samples of some prompts, also of earlier ones, with drawn rewards."""
     samples = []
     for group, prompt in enumerate(draw.sample(prompts, draw.randint(0, len(prompts)))):
-        samples += [_sample_of(prompt, group, draw.choice(REWARDS)) for _ in range(draw.randint(1, 3))]
+        samples += [sample_of(prompt, group, draw.choice(REWARDS)) for _ in range(draw.randint(1, 3))]
     return samples
-
-
-def _sample_of(prompt: Prompt, group: int, reward: float) -> Sample:
-    """Return a sample; a reward that is NaN has failed."""
-    rewards = {"a": RewardError("failed") if math.isnan(reward) else reward}
-    return dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=rewards)
 
 
 def _uids(prompts: Sequence[Prompt]) -> list[str]:

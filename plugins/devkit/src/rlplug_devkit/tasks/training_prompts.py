@@ -298,16 +298,13 @@ class _Meeting:
 
 def _scored(prompts: Sequence[Prompt]) -> list[Sample]:
     """Return a sample of each prompt; every second has a reward of 1, and every third none."""
-    return [
-        dataclasses.replace(
-            make_sample("made up"),
-            prompt=prompt,
-            group=index,
-            reward=float(index % 2) if index % 3 else math.nan,
-            rewards={"a": float(index % 2) if index % 3 else RewardError("failed")},
-        )
-        for index, prompt in enumerate(prompts)
-    ]
+    return [sample_of(each, index, float(index % 2) if index % 3 else math.nan) for index, each in enumerate(prompts)]
+
+
+def sample_of(prompt: Prompt, group: int, reward: float) -> Sample:
+    """Return a sample; a reward that is NaN has failed."""
+    rewards = {"a": RewardError("failed") if math.isnan(reward) else reward}
+    return dataclasses.replace(make_sample("made up"), prompt=prompt, group=group, reward=reward, rewards=rewards)
 
 
 def as_text(state: Any) -> str:
